@@ -101,6 +101,10 @@ pub(crate) trait Agent: Sync {
     /// Bytes were put into rings: [`crate::io::look_at_unread`] is due at that time.
     fn watch_at(&self, _time: u64) {}
 
+    /// What is kept of closed connections is looked at then ([`crate::io::sweep_in_time`]); 0:
+    /// there is nothing.
+    fn sweep_at(&self, _time: fn() -> u64) {}
+
     // ---- processes ------------------------------------------------------------------------------
 
     /// Another path's thread runs in this process: from here on it takes an operator's requests,

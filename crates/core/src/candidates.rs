@@ -182,7 +182,7 @@ unsafe fn show(s: &Socket, tuple: Tuple) {
 }
 
 /// The paths that a candidate tries, or why it is none.
-fn paths_for(tuple: &Tuple, connector: bool) -> Result<PathList, Reason> {
+pub(crate) fn paths_for(tuple: &Tuple, connector: bool) -> Result<PathList, Reason> {
     let config = config::get();
     if tuple.local() == tuple.peer() {
         return Err(Reason::SelfConnect);

@@ -62,6 +62,9 @@ pub(crate) struct ChannelMem {
 pub(crate) struct SideMem {
     /// The CPU on which a thread of this side last waited, plus one: a hint.
     pub(crate) last_cpu: AtomicU32,
+    /// When a connector of this side last began a connection for whose agreement it waits
+    /// (monotonic): a hint (`establish::lives`).
+    pub(crate) seeks_at: AtomicU64,
     pub(crate) places: [ReadySet; PLACES],
 }
 
@@ -122,6 +125,14 @@ pub(crate) mod producer_quiet {
     pub(crate) const NOTIFY: usize = 0;
     /// The words behind this one: as `announce::STAMP`, for the connection's other sets.
     pub(crate) const STAMPS: usize = 0;
+}
+
+/// The meaning of `RingWords::lives`.
+pub(crate) mod lives {
+    /// Not 0: the producer knows of lives (`crate::lives`).
+    pub(crate) const KNOWN: usize = 0;
+    /// Of direction 0: the word of the carrier's lives, which both ends change by exchange.
+    pub(crate) const WORD: usize = 1;
 }
 
 /// Where the news that the producer of `words` announces to the `at`-th of the connection's sets
@@ -243,6 +254,11 @@ impl Channel {
         let mem = unsafe { &*self.mem };
         &mem.slots[slot & (SLOTS - 1)].dirs[d & 1]
     }
+    /// The word of the lives of a slot's carrier.
+    #[cold]
+    pub(crate) fn life(&self, slot: usize) -> &AtomicU64 {
+        &self.words(slot, 0).lives[lives::WORD]
+    }
     /// Whether the peer has said that it takes nothing more from the ring that we produce into.
     #[inline(always)]
     pub(crate) fn peer_ends(&self, slot: usize) -> bool {
@@ -274,6 +290,11 @@ impl Channel {
     #[expect(clippy::indexing_slicing, reason = "masked: PLACES is a power of two")]
     pub(crate) fn peer_place(&self, p: usize) -> &ReadySet {
         &self.side_mem(self.side ^ 1).places[p & (PLACES - 1)]
+    }
+
+    /// When this side, or the peer, last began to seek an agreement that it waits for.
+    pub(crate) fn seeks_at(&self, peer: bool) -> &AtomicU64 {
+        &self.side_mem(self.side ^ usize::from(peer)).seeks_at
     }
 
     /// Publishes the CPU that this thread waits on.
@@ -340,6 +361,16 @@ impl Channel {
             self.stamps.0.fetch_add(1, Relaxed).wrapping_add(1)
         };
         stamp_of(self.words(slot, from), at).store(stamp, Relaxed);
+    }
+
+    /// Tells the peer's listener, whose waiting place + 1 that is, that the carrier of `slot` is
+    /// taken.
+    pub(crate) fn announce_taken(&self, place: usize, slot: usize) {
+        if let Some(place) = place.checked_sub(1).filter(|p| *p < PLACES)
+            && self.peer_place(place).announce(slot as u16)
+        {
+            self.wake_peer(place);
+        }
     }
 
     /// Tells whoever waits at the peer's end of `slot`, behind a change; `notify` is a NOTIFY word

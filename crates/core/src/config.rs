@@ -9,7 +9,7 @@ use alloc::boxed::Box;
 use alloc::string::{String, ToString};
 use alloc::vec::Vec;
 use core::ffi::{CStr, c_int};
-use core::sync::atomic::{AtomicPtr, Ordering::*};
+use core::sync::atomic::{AtomicBool, AtomicPtr, Ordering::*};
 use netacc_control::config::{
     Answer, Config, DEFAULT_FILE, ENV_FILE, ENV_FROM_COMMAND_LINE, Key, Origin, Origins, Program,
     Rule, SETTINGS,
@@ -125,6 +125,21 @@ fn resolved() -> &'static Resolved {
     resolve()
 }
 
+/// `NACC_FAST_CONNECT`, which does not change while the process runs: for calls to which a look at
+/// the configuration would be too much.
+static FAST_CONNECT: AtomicBool = AtomicBool::new(false);
+
+/// That. False before the configuration is known, which the first connection and listener ask for.
+///
+/// Budget: one load.
+#[inline(always)]
+pub(crate) fn has_fast_connect() -> bool {
+    #[cfg(test)]
+    return get().fast_connect;
+    #[cfg(not(test))]
+    FAST_CONNECT.load(Relaxed)
+}
+
 #[cold]
 #[inline(never)]
 fn resolve() -> &'static Resolved {
@@ -152,6 +167,8 @@ fn resolve() -> &'static Resolved {
     let new = Box::into_raw(Box::new(Resolved { config, origins, text, before: None }));
     match RESOLVED.compare_exchange(core::ptr::null_mut(), new, AcqRel, Acquire) {
         Ok(_) => {
+            // SAFETY: leaked.
+            FAST_CONNECT.store(unsafe { (*new).config.fast_connect }, Release);
             if let Some(environment) = environment {
                 if let Some(problem) = problem {
                     (environment.warn)(&format_args!("{path}: {problem}: all stays on TCP"));

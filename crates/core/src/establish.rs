@@ -1,20 +1,26 @@
 //! How connections are established: the application's socket, listen, connect and accept.
 
+mod lives;
+
 use crate::candidates::{begin, make_plain, may_begin, tell_accepted};
 use crate::fd_table::{self, Entry};
 use crate::outcome::{PASS, Ret};
 use crate::socket::{Event, NONE, Socket, State, close_books, end_life, flag, reuse};
 use crate::unconnected::{may_open_later, refusal, unconnected};
-use crate::{agent, carrier, channel, config, epoll, host, io, process, syn, user};
+use crate::{agent, carrier, channel, config, epoll, fast, host, io, process, syn, user};
 use core::ffi::c_int;
 use core::sync::atomic::Ordering::*;
 use libc::{sockaddr, socklen_t};
+pub(crate) use lives::{Peer, accept};
 use netacc_control::stats::Reason;
 
 pub(crate) fn on_socket(fd: c_int, domain: c_int, ty: c_int, protocol: c_int) {
     let stream = ty & 0xf == libc::SOCK_STREAM && (protocol == 0 || protocol == libc::IPPROTO_TCP);
     if stream && (domain == libc::AF_INET || domain == libc::AF_INET6) && process::started() {
         let _ = fd_table::put(fd, Entry::Fresh(refusal(NONE)));
+        if fast::is_on() {
+            fast::on_socket(fd);
+        }
     }
 }
 
@@ -32,6 +38,7 @@ pub(crate) fn on_listen(fd: c_int) {
     agent::forget_told();
     let Entry::Socket(s, g) = fd_table::get(fd) else {
         fd_table::set(fd, listener);
+        fast::on_listen(fd);
         return;
     };
     fd_table::for_each(|other, entry| {
@@ -83,6 +90,9 @@ pub(crate) unsafe fn on_accept(
     // instead of thinking that there is no library here.
     if fd_table::socket(fd).is_some() {
         tell_accepted(listener, fd, peer);
+        if fast::has_listeners() {
+            lives::accepted(listener, fd);
+        }
     }
 }
 
@@ -118,6 +128,18 @@ pub(crate) fn before_listen(fd: c_int) {
 }
 
 pub(crate) unsafe fn before_connect(fd: c_int, addr: *const sockaddr, len: socklen_t) -> Ret {
+    if fast::is_on() {
+        // SAFETY: the caller's promise.
+        return unsafe { lives::before_connect(fd, addr, len) };
+    }
+    // SAFETY: as above.
+    unsafe { before_kernels_connect(fd, addr, len) }
+}
+
+/// # Safety
+/// As for connect(2).
+#[inline(always)]
+unsafe fn before_kernels_connect(fd: c_int, addr: *const sockaddr, len: socklen_t) -> Ret {
     // SAFETY: the caller's promise.
     if host::may_have_devices() && !unsafe { is_loopback(addr, len) } {
         may_begin(fd);
@@ -175,6 +197,18 @@ fn was_never_one(s: &'static Socket) -> bool {
 }
 
 pub(crate) unsafe fn on_connect(fd: c_int, addr: *const sockaddr, len: socklen_t, result: c_int) {
+    if fast::is_on() {
+        // SAFETY: the caller's promise.
+        return unsafe { lives::on_connect(fd, addr, len, result) };
+    }
+    // SAFETY: as above.
+    unsafe { on_kernels_connect(fd, addr, len, result) }
+}
+
+/// # Safety
+/// As for connect(2).
+#[inline(always)]
+unsafe fn on_kernels_connect(fd: c_int, addr: *const sockaddr, len: socklen_t, result: c_int) {
     let Some(reason) = unconnected(fd) else { return };
     channel::sent_by_kernel();
     let under_way = result == -libc::EINPROGRESS || result == -libc::EINTR;

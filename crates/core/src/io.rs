@@ -44,6 +44,7 @@ mod linger;
 mod message;
 mod off;
 mod outlive;
+mod park;
 mod promote;
 mod receive;
 mod receive_once;
@@ -60,7 +61,7 @@ mod watch;
 pub(crate) use attach::attach;
 use buffers::{AnyBuffers, Buffers, Few, without_memory};
 pub(crate) use candidate::{candidate, on_poller_gone, shutdown_candidate};
-pub(crate) use close::{at_exit, close, shutdown_of};
+pub(crate) use close::{at_exit, close, close_of, shutdown_of};
 pub(crate) use ends::{carrier_is_drained, unread};
 pub(crate) use file::{sendfile, splice};
 pub(crate) use held_back::{send_held, send_held_in_time};
@@ -74,6 +75,10 @@ pub(crate) use linger::{application_linger, hear_left, never_linger, on_linger, 
 pub(crate) use message::{before_passing, for_each_passed, recvmmsg, recvmsg, sendmmsg, sendmsg};
 pub(crate) use off::{forget as forget_off, take_all_back};
 pub(crate) use outlive::begin_exit;
+pub(crate) use park::{
+    Fresh, connect, end_listener, give_out, give_up_listener, is_taken, on_ring, retire_accepted,
+    serves, sweep_in_time,
+};
 pub(crate) use promote::{may_send_on_carrier, on_more_room, on_nodelay};
 use receive::*;
 pub(crate) use reset::{
@@ -81,7 +86,7 @@ pub(crate) use reset::{
 };
 use send::*;
 pub(crate) use shutdown::shutdown;
-pub(crate) use waits::{carrier_is_due, carrier_was_asked};
+pub(crate) use waits::{carrier_is_due, carrier_was_asked, interrupted};
 pub(crate) use waits_seen::{CLOCK_CALLS, on_polled};
 pub(crate) use watch::{
     forget as forget_watch, has_fired, hear_unread, look_at_unread, look_at_unread_here,

@@ -94,6 +94,7 @@ pub(crate) fn on_setup(fd: c_int, params: &Params) {
     if !process::started() {
         return;
     }
+    io::on_ring();
     let followed = params.flags & !FOLLOWED == 0 && config::get().io_uring == IoUring::Follow;
     let Some(view) = followed.then(|| View::of(fd, params)).flatten() else {
         io::lose_sight();
@@ -167,6 +168,7 @@ pub(crate) unsafe fn before_liburing_submit(ring: *const Liburing) {
     if r.sqe_tail == r.sqe_head || unconnected::all_refused() || !process::started() {
         return;
     }
+    io::on_ring();
     if r.flags & !FOLLOWED_OF_LIBURING != 0 || config::get().io_uring == IoUring::Leave {
         io::lose_sight();
         return;
@@ -184,6 +186,7 @@ pub(crate) unsafe fn before_liburing_files(fds: *const c_int, count: u32) {
     if unconnected::all_refused() || !process::started() {
         return;
     }
+    io::on_ring();
     for n in 0..count as usize {
         // SAFETY: the caller's promise; the address may be anything all the same.
         match unsafe { crate::user::read(fds.wrapping_add(n)) } {
@@ -309,7 +312,7 @@ fn follow(entry: Sqe, files_seen: bool) -> Option<Sqe> {
             }
             None
         }
-        // Connections come to a listener of ours by the kernel in any case.
+        // Connections come to a listener of ours by the kernel ([`io::on_ring`]).
         OP_POLL_ADD | OP_ACCEPT
             if !is_index && matches!(fd_table::get(entry.fd), Entry::Listener(_)) =>
         {

@@ -4,11 +4,11 @@ use crate::fd_table::{self, Entry};
 use crate::log::warn_log;
 use crate::outcome::{NextSymbols, PASS, Ret};
 use crate::path::PathId;
-use crate::socket::State;
+use crate::socket::{State, harmless};
 use crate::wait::looks;
 use crate::{
-    adoption, agent, config, epoll, host, io, io_uring, numbers, process, remote, rights, service,
-    sets, signals, socket, stats, sys, trace, unconnected, wait,
+    adoption, agent, config, epoll, fast, host, io, io_uring, numbers, process, remote, rights,
+    service, sets, signals, socket, stats, sys, trace, unconnected, wait,
 };
 use core::ffi::c_int;
 use core::sync::atomic::Ordering::SeqCst;
@@ -45,6 +45,7 @@ pub(crate) fn fork_prepare() {
     fd_table::for_each(|fd, entry| {
         if let Entry::Socket(s, g) = entry {
             let _ = s.count_names(g, |n| n.saturating_add(1));
+            harmless::settle(s, fd);
             if s.has(socket::flag::TRACKED) {
                 adoption::passed::lose_track(s, fd);
             }
@@ -60,6 +61,7 @@ pub(crate) fn fork_prepare() {
 pub(crate) fn fork_parent() {
     numbers::after_fork_in_parent();
     forked();
+    io::retire_accepted();
     fd_table::for_each(|_, entry| {
         if let Entry::Socket(s, _) = entry
             && s.is(socket::State::Attached)
@@ -101,6 +103,7 @@ pub(crate) fn fork_child() {
     }
     let inherits = forget_what_was_not_counted();
     agent::each(|agent| agent.in_child(parent));
+    fast::after_fork_in_child();
     wait::after_fork_in_child();
     adoption::after_fork_in_child(inherits);
     socket::after_fork_in_child();
@@ -176,6 +179,9 @@ fn close_ours(fd: c_int, raw: u64) -> Ret {
         }
         entry => {
             fd_table::take(fd, raw);
+            if let Some(l) = fast::listener(fd) {
+                io::end_listener(l);
+            }
             let r = sys::close(fd);
             if matches!(entry, Entry::Listener(_)) {
                 agent::each(|agent| agent.listener_closed());
@@ -214,6 +220,11 @@ fn forget_stale_slow(fd: c_int, raw: u64) {
         }
         Entry::Epoll(e) => epoll::on_close(epoll::at(e), fd),
         Entry::Ring(ring) => io_uring::on_close(io_uring::at(ring)),
+        Entry::Listener(_) => {
+            if let Some(l) = fast::listener(fd) {
+                io::end_listener(l);
+            }
+        }
         _ => {}
     }
 }
@@ -277,6 +288,7 @@ fn note_dup(old: c_int, new: c_int) {
             fd_table::set(new, Entry::Epoll(e));
         }
         e @ (Entry::Fresh(_) | Entry::Listener(_)) => {
+            fast::listener(old).into_iter().for_each(io::give_up_listener);
             // What is done to a socket through either number, its connect above all, is seen for
             // both.
             let both = match (e, unconnected::make_unconnected(old)) {

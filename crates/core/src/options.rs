@@ -4,8 +4,8 @@
 use crate::fd_table::{self, Entry};
 use crate::outcome::{PASS, Ret};
 use crate::rendezvous::possession;
-use crate::socket::{self, Named, State, flag};
-use crate::{agent, introspect, io, policy, syn, sys, unconnected, user};
+use crate::socket::{self, Named, State, flag, harmless};
+use crate::{agent, config, fast, introspect, io, policy, syn, sys, unconnected, user};
 use core::ffi::{c_int, c_void};
 use core::sync::atomic::{AtomicI64, Ordering::*};
 use libc::{socklen_t, timeval};
@@ -91,6 +91,9 @@ pub(crate) unsafe fn setsockopt(
     if raw == 0 {
         return PASS;
     }
+    if config::has_fast_connect() {
+        mark(fd, level, name);
+    }
     let mut number = 1;
     if len as usize >= size_of::<c_int>() {
         // SAFETY: the caller's value.
@@ -123,6 +126,14 @@ pub(crate) unsafe fn setsockopt(
         // SAFETY: the caller's promise.
         return unsafe { set_send_buffer(Named { s, g, fd }, name, value, len) };
     }
+    if config::has_fast_connect()
+        && let Some(i) = harmless::index(level, name).filter(|_| len as usize == size_of::<c_int>())
+        && let Some((s, _)) = fd_table::socket(fd).filter(|(s, _)| s.life.load(Relaxed) > 1)
+        && harmless::before_set(s, fd, i, number as c_int)
+    {
+        on_same(fd, level, name, number as c_int);
+        return 0;
+    }
     if needs_kernel(level, name, number) {
         match fd_table::decode(raw) {
             Entry::Internal => return -(libc::EBADF as Ret),
@@ -142,6 +153,12 @@ pub(crate) unsafe fn on_setsockopt(
     value: *const c_void,
     _len: socklen_t,
 ) {
+    if config::has_fast_connect()
+        && let Some(i) = harmless::index(level, name)
+        && let Some((s, _)) = fd_table::socket(fd)
+    {
+        harmless::on_set(s, i);
+    }
     if level == libc::IPPROTO_TCP
         && matches!(name, libc::TCP_NODELAY | libc::TCP_CORK)
         && let Some((s, g)) =
@@ -208,6 +225,36 @@ pub(crate) unsafe fn on_setsockopt(
     }
 }
 
+/// The application has set an option that its carrier has as it is: the rest of it.
+#[cold]
+#[inline(never)]
+fn on_same(fd: c_int, level: c_int, name: c_int, number: c_int) {
+    if (level, name) == (libc::IPPROTO_TCP, libc::TCP_NODELAY)
+        && number != 0
+        && let Some((s, g)) =
+            fd_table::socket(fd).filter(|(s, _)| socket::await_change(s) && s.is(State::Attached))
+    {
+        io::send_held(s, g);
+    }
+}
+
+/// An option is about to be set: what its carrier's next life needs, or what keeps it from one.
+/// (Also where the library sets it itself, or the kernel refuses it.)
+#[cold]
+#[inline(never)]
+fn mark(fd: c_int, level: c_int, name: c_int) {
+    let mark = fast::mark_of(level, name);
+    match fd_table::get(fd) {
+        Entry::Fresh(_) => fast::mark_fresh(fd, mark),
+        Entry::Socket(s, _) => drop(s.marks.fetch_or(mark, AcqRel)),
+        Entry::Listener(_) => {
+            // (What it has accepted does not have the option.)
+            fast::listener(fd).into_iter().for_each(io::give_up_listener);
+        }
+        _ => {}
+    }
+}
+
 /// The socket may ask something else of its packets from now on: where a queue pair cannot do that
 /// the connection goes back to its carrier, and where another one can, it goes there.
 #[cold]
@@ -256,6 +303,12 @@ pub(crate) unsafe fn getsockopt(
     len: *mut socklen_t,
 ) -> Ret {
     leave_to_program(fd, level, name);
+    if config::has_fast_connect()
+        && let Some(i) = harmless::index(level, name)
+        && let Some((s, _)) = fd_table::socket(fd)
+    {
+        harmless::settle_some(s, fd, 1 << i);
+    }
     if level == libc::IPPROTO_TCP && name == syn::TCP_SAVED_SYN {
         syn::before_asked(fd_table::socket(fd).map(|(s, _)| &s.syn), fd);
     }

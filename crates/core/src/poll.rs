@@ -16,7 +16,7 @@ use crate::heap::Scratch;
 use crate::outcome::{Mask, PASS, Ret};
 use crate::socket::{Socket, State};
 use crate::wait::looks::{self, Looked};
-use crate::{adoption, epoll, io, signals, sleep, stats, sys, trace, user, wait};
+use crate::{adoption, epoll, fast, io, signals, sleep, stats, sys, trace, user, wait};
 use core::ffi::c_int;
 use core::mem::MaybeUninit;
 use core::sync::atomic::Ordering::*;
@@ -95,6 +95,7 @@ fn is_ours(fd: c_int, waits: bool) -> bool {
         }
         Entry::Socket(s, _) => s.is(State::Attached),
         Entry::Epoll(_) => true,
+        Entry::Listener(_) => fast::listener(fd).is_some(),
         _ => false,
     }
 }
@@ -228,8 +229,44 @@ fn without_memory(fds: impl Iterator<Item = c_int>) -> Ret {
     r
 }
 
-/// `PASS`: nothing of ours after all. Nothing has been done where there is no memory.
+/// As [`poll_connections`], with listeners that give out parked connections: beside each stands
+/// what is readable while it has some.
 fn poll_list(fds: &mut [pollfd], timeout_ns: i64, mask: Mask) -> Result<Ret, NoMemory> {
+    let beside = |p: &pollfd| fast::listener(p.fd).filter(|_| p.events & IN != 0);
+    let count = fds.iter().filter(|p| beside(p).is_some()).count();
+    if count == 0 {
+        return poll_connections(fds, timeout_ns, mask);
+    }
+    let mut few = [MaybeUninit::uninit(); FEW];
+    let mut all = Scratch::<pollfd>::within(&mut few, fds.len() + count).ok_or(NoMemory)?;
+    for p in fds.iter() {
+        let _ = all.push(*p);
+    }
+    for l in fds.iter().filter_map(beside) {
+        let _ = all.push(pollfd { fd: l.gather(), events: libc::POLLIN, revents: 0 });
+    }
+    let mut r = poll_connections(&mut all, timeout_ns, mask)?;
+    if r == PASS {
+        // SAFETY: a buffer of that many pollfds; the caller's mask.
+        r = unsafe { sleep::ppoll(all.as_mut_ptr(), all.len(), timeout_ns, mask) };
+    }
+    if r < 0 {
+        return Ok(r);
+    }
+    for (p, a) in fds.iter_mut().zip(all.iter()) {
+        p.revents = a.revents;
+    }
+    let mut gathers = all.iter().skip(fds.len());
+    for p in fds.iter_mut().filter(|p| beside(p).is_some()) {
+        if gathers.next().is_some_and(|g| g.revents & libc::POLLIN != 0) {
+            p.revents |= p.events & IN;
+        }
+    }
+    Ok(fds.iter().filter(|p| p.revents != 0).count() as Ret)
+}
+
+/// `PASS`: nothing of ours after all. Nothing has been done where there is no memory.
+fn poll_connections(fds: &mut [pollfd], timeout_ns: i64, mask: Mask) -> Result<Ret, NoMemory> {
     let sockets = fds
         .iter()
         .filter(|p| p.fd >= 0 && matches!(fd_table::get(p.fd), Entry::Socket(..)))
@@ -265,7 +302,9 @@ fn poll_list(fds: &mut [pollfd], timeout_ns: i64, mask: Mask) -> Result<Ret, NoM
             let peers = Peers::of(wants.iter().map(|w| w.channel));
             if wait::spin(peers, || {
                 engines.poll();
-                wants.iter().any(|w| fds.get(w.index).is_some_and(|p| w.look(p.events).0 != 0))
+                wants
+                    .iter()
+                    .any(|w| fds.get(w.index).is_some_and(|p| w.look_for_ends(p.events).0 != 0))
             }) {
                 continue;
             }
@@ -331,7 +370,7 @@ fn look_all(
     let mut need_kernel = wants.len() < fds.len();
     for w in wants {
         let (Some(p), Some(k)) = (fds.get_mut(w.index), kernel.get_mut(w.index)) else { continue };
-        let (now, ask) = w.look(p.events);
+        let (now, ask) = w.look_for_ends(p.events);
         p.revents = now;
         if ask || io::carrier_is_due(w.socket, if returns { ASK_TICKS } else { ASK_BUSY_TICKS }) {
             need_kernel = true;
@@ -398,7 +437,7 @@ fn sleep(
             let room = p.events & OUT != 0
                 && w.socket.published.sends_fast()
                 && wait::send_room_or_ask(w.socket, w.channel, w.slot, w.socket.room_bytes());
-            room || w.look(p.events).0 != 0
+            room || w.look_for_ends(p.events).0 != 0
         })
     });
     let mut r = 0;

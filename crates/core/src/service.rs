@@ -72,6 +72,8 @@ pub(crate) struct Service {
     held_until: AtomicU64,
     /// When to look whose bytes lie unread in rings; 0: not before more is sent.
     watch_at: AtomicU64,
+    /// When to look at what is kept of closed connections; 0: nothing is.
+    sweep_at: AtomicU64,
     /// A thread is started for it (not in tests, which turn it by hand).
     threaded: bool,
 }
@@ -107,6 +109,7 @@ impl Service {
             advertised: [const { AtomicU64::new(0) }; ADVERTS],
             held_until: AtomicU64::new(0),
             watch_at: AtomicU64::new(0),
+            sweep_at: AtomicU64::new(0),
             threaded,
         }
     }
@@ -204,11 +207,16 @@ impl Service {
             s.wake = false;
             (
                 s.epoll,
-                [s.next_deed(), self.held_until.load(SeqCst), self.watch_at.load(SeqCst)]
-                    .into_iter()
-                    .filter(|t| *t != 0)
-                    .min()
-                    .unwrap_or(0),
+                [
+                    s.next_deed(),
+                    self.held_until.load(SeqCst),
+                    self.watch_at.load(SeqCst),
+                    self.sweep_at.load(SeqCst),
+                ]
+                .into_iter()
+                .filter(|t| *t != 0)
+                .min()
+                .unwrap_or(0),
             )
         };
         let timeout = if next == 0 {
@@ -313,6 +321,15 @@ impl Service {
             let again = io::look_at_unread(PathId::Shm);
             if again != 0 {
                 self.watch_at.store(again, SeqCst);
+            }
+        }
+        let sweep_at = self.sweep_at.load(SeqCst);
+        if sweep_at != 0 && sweep_at <= sys::now_ns() {
+            // Before the look, as above.
+            self.sweep_at.store(0, SeqCst);
+            let again = io::sweep_in_time();
+            if again != 0 {
+                let _ = self.sweep_at.compare_exchange(0, again, SeqCst, Relaxed);
             }
         }
         let look = {
@@ -715,6 +732,7 @@ impl Service {
         self.running.store(0, Release);
         self.held_until.store(0, Release);
         self.watch_at.store(0, Release);
+        self.sweep_at.store(0, Release);
         io::forget_watch();
         io::forget_off();
         self.absent.forget_all();

@@ -15,6 +15,7 @@ use crate::published::Published;
 use crate::{carrier, process, stats, syn, trace};
 mod end;
 pub(crate) mod flag;
+pub(crate) mod harmless;
 mod memory;
 pub(crate) mod offered;
 mod spill;
@@ -27,7 +28,7 @@ use core::sync::atomic::{
 };
 pub(crate) use end::{
     LastName, await_change, await_close, close_books, end_life, forget_orphan, free_left,
-    look_at_options, orphan, recycle, reuse, set_corked, set_nonblock,
+    look_at_options, note_spare, orphan, recycle, reuse, set_corked, set_nonblock,
 };
 pub(crate) use memory::{after_fork_in_child, give_up_slab, new_socket};
 use netacc_control::config::LogLevel;
@@ -213,6 +214,18 @@ pub(crate) struct Socket {
     pub(crate) send_timeout_ns: AtomicI64,
     /// `-errno` that the next receive returns which finds nothing (recvmmsg).
     pub(crate) kept_error: AtomicI32,
+    // Fast connect (`crate::lives`).
+    /// The life of its carrier that it is; 0: there are none.
+    pub(crate) life: AtomicU32,
+    /// Another name of the carrier, of the library's own, + 1; 0: none. It lasts through the lives.
+    pub(crate) spare: AtomicI32,
+    /// Which listener it was accepted by ([`crate::fast::listener_of`]).
+    pub(crate) listener: AtomicU32,
+    /// Options that the application has set ([`crate::fast::mark_of`]).
+    pub(crate) marks: AtomicU32,
+    pub(crate) harmless: harmless::Harmless,
+    /// The cookie of the carrier's network namespace, where it has another name.
+    pub(crate) netns: AtomicU64,
     /// Next of the free list.
     pub(crate) next_free: AtomicPtr<Socket>,
 }
@@ -479,7 +492,15 @@ impl Socket {
         self.known_ring()
     }
     /// It gets a ring, if there is one. `found`: it was there before this process had it.
+    #[inline(always)]
     pub(crate) fn begin_trace(&self, found: bool) {
+        if trace::is_on() {
+            self.open_trace(found);
+        }
+    }
+    #[cold]
+    #[inline(never)]
+    fn open_trace(&self, found: bool) {
         let event = match self.has(flag::CONNECTOR) {
             _ if found => trace::Event::Found,
             true => trace::Event::Connected,
@@ -494,6 +515,11 @@ impl Socket {
         if self.ring.compare_exchange(0, new, AcqRel, Relaxed).is_err() {
             trace::close(ring, false);
         }
+    }
+    /// It is another connection from here on, with a trace of its own.
+    pub(crate) fn trace_anew(&self) {
+        self.ring.store(0, Release);
+        self.begin_trace(false);
     }
     /// Its addresses are known from here on.
     pub(crate) fn show_in_trace(&self, tuple: Tuple) {

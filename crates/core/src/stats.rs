@@ -137,6 +137,7 @@ fn next(head: u64, record: u32) -> u64 {
 
 /// A record for a new connection; null when there is no memory or no free record (the connection
 /// then is not shown).
+#[inline(always)]
 pub(crate) fn open(fd: i32, reason: Reason) -> *mut ConnRecord {
     let Some(h) = header().or_else(create) else { return core::ptr::null_mut() };
     h.count_reason(reason);

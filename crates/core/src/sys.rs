@@ -210,6 +210,29 @@ pub(crate) fn connect(fd: c_int, addr: &[u8]) -> isize {
 pub(crate) fn accept4(fd: c_int, flags: c_int) -> isize {
     sys!(SYS_accept4, fd, 0, 0, flags)
 }
+/// accept4(2) with the caller's places for the peer's address.
+///
+/// # Safety
+/// As for accept4(2).
+pub(crate) unsafe fn accept_to(
+    fd: c_int,
+    addr: *mut libc::sockaddr,
+    len: *mut libc::socklen_t,
+    flags: c_int,
+) -> isize {
+    sys!(SYS_accept4, fd, addr, len, flags)
+}
+/// getpeername(2) into the caller's places.
+///
+/// # Safety
+/// As for getpeername(2).
+pub(crate) unsafe fn getpeername(
+    fd: c_int,
+    addr: *mut libc::sockaddr,
+    len: *mut libc::socklen_t,
+) -> isize {
+    sys!(SYS_getpeername, fd, addr, len)
+}
 /// `getsockname` (`peer` false) or `getpeername` into `addr`; returns the length.
 pub(crate) fn socket_name(fd: c_int, peer: bool, addr: &mut [u8; 128]) -> isize {
     let mut len: u32 = 128;

@@ -12,6 +12,7 @@ pub(crate) mod looks;
 mod spin;
 
 use crate::channel::{Channel, PLACES, Side, announce, producer_quiet, quiet};
+use crate::lives::has_closed;
 use crate::socket::{Socket, State, flag};
 use crate::trace::Event;
 use crate::{channel, control, engines, fd_words, numbers, process, sleep, stats, sys};
@@ -291,7 +292,7 @@ pub(crate) fn receive_news(s: &Socket, channel: &Channel, slot: usize) -> bool {
             && w.producer_user[announce::EPOCH].load(Acquire) as u32 != ack as u32
             && !s.published.is_doubted(w)
     };
-    s.published.ring_says(w, &s.rx_offset).0 || left()
+    s.published.ring_says(w, &s.rx_offset).0 || left() || (channel.peer_ends(slot) && has_closed(s))
 }
 
 /// Is half of the ring that we produce into free?

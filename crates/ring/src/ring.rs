@@ -136,7 +136,8 @@ pub struct RingWords {
     pub producer_quiet: [AtomicU64; 4],
     /// What `tail` would be if nothing were held back; stale where something was published since.
     pub held: AtomicU64,
-    _line3b: [AtomicU64; 2],
+    /// The caller's, of what comes behind this connection.
+    pub lives: [AtomicU64; 2],
 }
 
 #[cfg(not(loom))]

@@ -131,8 +131,6 @@ pub enum Effect {
     Everywhere,
     /// RDMA alone.
     OnRdma,
-    /// None of them.
-    Nowhere,
 }
 
 impl Effect {
@@ -141,7 +139,6 @@ impl Effect {
         match self {
             Effect::Everywhere => "",
             Effect::OnRdma => "No effect on shared memory.",
-            Effect::Nowhere => "No effect.",
         }
     }
 }
@@ -195,7 +192,6 @@ macro_rules! settings {
 const MIB: i64 = 1 << 20;
 const EVERYWHERE: Effect = Effect::Everywhere;
 const ON_RDMA: Effect = Effect::OnRdma;
-const NOWHERE: Effect = Effect::Nowhere;
 const NOW: TakesEffect = TakesEffect::Now;
 const NEXT: TakesEffect = TakesEffect::NextConnection;
 const RESTART: TakesEffect = TakesEffect::Restart;
@@ -229,9 +225,9 @@ settings! {
     EmptyChannelExpireMs "NACC_EMPTY_QP_EXPIRE_MS" = "60000", number(-1, i32::MAX as i64), None, EVERYWHERE, RESTART,
         "how long an empty QP is kept, in ms",
         "Milliseconds for which the channel to a process with which no connection is left, or a queue pair without connections, is kept for the next one; 0 ends it at once, -1 keeps it for ever.";
-    EmptyChannelsMax "NACC_EMPTY_QP_MAX_ALL" = "100", number(0, 65536), None, ON_RDMA, RESTART,
+    EmptyChannelsMax "NACC_EMPTY_QP_MAX_ALL" = "100", number(0, 65536), None, EVERYWHERE, RESTART,
         "most empty QPs that are kept",
-        "Most queue pairs without connections that a process keeps.";
+        "Most queue pairs without connections that a process keeps. On shared memory: most TCP connections, with NACC_FAST_CONNECT=1.";
     EmptyChannelsMaxPerPeer "NACC_EMPTY_QP_MAX_PER" = "10", number(0, 65536), None, ON_RDMA, RESTART,
         "most empty QPs that are kept to one address",
         "Most queue pairs without connections that a process keeps to one address.";
@@ -253,9 +249,9 @@ settings! {
     TcpFirst "NACC_CONN_TCP_FIRST" = "0", Kind::Flag, letter('T'), EVERYWHERE, NEXT,
         "use TCP first in connect",
         "The agreement with the peer starts when the connection has shown that it lives: by a third turn of sending and receiving, 8 calls, or 64 KiB. 1 waits besides for the peer's first answer, or some sends without one. Neither delays connect, and the first bytes are on TCP in both cases. Between hosts it has no effect.";
-    FastConnect "NACC_FAST_CONNECT" = "0", number(0, 1), letter('F'), NOWHERE, RESTART,
+    FastConnect "NACC_FAST_CONNECT" = "0", number(0, 1), letter('F'), EVERYWHERE, RESTART,
         "fast connect mode",
-        "NetACC's fast connect mode. Here no connection waits for the agreement, and the next one to a place finds what is kept in any case: there is nothing to switch on.";
+        "Experimental. 1: a connection within this host that both programs have closed leaves its TCP connection to the next one of the same process to the same listener, which needs no handshake and no end of the kernel's; at most NACC_EMPTY_QP_MAX_ALL are kept. Both programs need it. Now and then a connect and its accept wait for the agreement, 2 ms at most. Between hosts it has no effect.";
     PollMs "NACC_POLL_MS" = "", Kind::OptionalNumber { min: 0, max: 60_000 }, letter('P'), EVERYWHERE, NOW,
         "longest time to poll before a thread sleeps, in ms",
         "Longest time in milliseconds for which a waiting thread polls before it sleeps, where polling has paid; more than 10 counts as 10; 0 never polls; empty: at most 60 microseconds. Over RDMA it polls the completion queue, too.";

@@ -1,7 +1,7 @@
 //! Descriptors: made, connected, closed, duplicated, set up.
 
-use crate::outcome::Ret;
-use crate::signals::held;
+use crate::outcome::{RESTART, Ret};
+use crate::signals::{self, held};
 use core::ffi::{c_int, c_void};
 use libc::{sockaddr, socklen_t};
 
@@ -60,6 +60,36 @@ pub unsafe fn on_accept(listener: c_int, fd: c_int, addr: *const sockaddr, len: 
         // SAFETY: the caller's promise.
         unsafe { crate::establish::on_accept(listener, fd, addr, len) }
     })
+}
+/// Whether any listener gives out more than the kernel's connections: [`accept`] is asked then.
+#[inline]
+pub fn gives_out_more() -> bool {
+    crate::fast::has_listeners()
+}
+/// `accept4`, or `accept` with no flags. `PASS` lets the hook call the next symbol and then
+/// [`on_accept`].
+///
+/// # Safety
+/// As for accept4(2).
+pub unsafe fn accept(
+    listener: c_int,
+    addr: *mut sockaddr,
+    len: *mut socklen_t,
+    flags: c_int,
+) -> Ret {
+    let peer = crate::establish::Peer { addr, len };
+    loop {
+        let section = signals::enter();
+        // SAFETY: the caller's promise.
+        let r = unsafe {
+            crate::establish::accept(listener, peer, flags, crate::lifecycle::forget_stale)
+        };
+        // (Behind a handler that the kernel restarts a call of.)
+        let nested = signals::leave(section);
+        if r != RESTART || nested || crate::process::threads_are_cancelled() {
+            return r;
+        }
+    }
 }
 /// `connect`. `PASS` lets the hook call the next symbol and then [`on_connect`].
 ///

@@ -4,13 +4,13 @@
 use super::handover::{bar, hand_back, light, may_attach_when_armed, take_over};
 use super::ready::may_report;
 use super::{
-    CARRIER, EXCLUSIVE, EXCLUSIVE_OK, EXTRAS, Epoll, Inner, Item, activate, at, homes, leave, post,
-    prod, tag, take_place,
+    CARRIER, ET, EXCLUSIVE, EXCLUSIVE_OK, EXTRAS, Epoll, IN, Inner, Item, ONESHOT, activate, at,
+    homes, leave, post, prod, tag, take_place,
 };
 use crate::fd_table::{self, Entry};
 use crate::outcome::{PASS, Ret};
 use crate::socket::{Named, Socket, State};
-use crate::{adoption, io, process, signals, stats, sys, user};
+use crate::{adoption, fast, io, process, signals, stats, sys, user};
 use core::ffi::c_int;
 use core::sync::atomic::Ordering::*;
 use core::sync::atomic::fence;
@@ -24,7 +24,12 @@ pub(crate) unsafe fn ctl(epfd: c_int, op: c_int, fd: c_int, event: *mut epoll_ev
         return PASS;
     }
     // SAFETY: the caller's event.
-    signals::held(|| unsafe { ctl_ours(epfd, op, fd, event, raw) })
+    let r = signals::held(|| unsafe { ctl_ours(epfd, op, fd, event, raw) });
+    if r == PASS && fast::has_listeners() {
+        // SAFETY: as above.
+        return unsafe { ctl_listener(epfd, op, fd, event) };
+    }
+    r
 }
 
 unsafe fn ctl_ours(epfd: c_int, op: c_int, fd: c_int, event: *mut epoll_event, raw: u64) -> Ret {
@@ -137,6 +142,48 @@ fn ctl_absent(epfd: c_int, op: c_int, fd: c_int, mut ev: epoll_event) -> Ret {
         }
         _ => -(libc::EINVAL as Ret),
     }
+}
+
+/// A listener that gives out parked connections, too: what is readable while there are such stands
+/// beside it, under the application's data.
+#[cold]
+#[inline(never)]
+unsafe fn ctl_listener(epfd: c_int, op: c_int, fd: c_int, event: *mut epoll_event) -> Ret {
+    let Some(l) = fast::listener(fd) else { return PASS };
+    // SAFETY: the caller's event.
+    signals::held(|| unsafe { ctl_both(l, epfd, op, fd, event) })
+}
+
+unsafe fn ctl_both(
+    l: &'static fast::Listener,
+    epfd: c_int,
+    op: c_int,
+    fd: c_int,
+    event: *mut epoll_event,
+) -> Ret {
+    let mut ev = epoll_event { events: 0, u64: 0 };
+    if op != libc::EPOLL_CTL_DEL {
+        // SAFETY: the caller's event.
+        match unsafe { user::read(event) } {
+            Some(theirs) => ev = theirs,
+            None => return PASS,
+        }
+    }
+    let own = fd_table::epoll(epfd).map(at);
+    let alone = own.is_some_and(|e| e.owner.load(Relaxed) == process::id());
+    // SAFETY: one valid event.
+    let r = unsafe { sys::epoll_ctl(epfd, op, fd, &mut ev) };
+    if r < 0 {
+        return r;
+    }
+    // (A set in a set cannot be EXCLUSIVE: all who wait are called, as EPOLLEXCLUSIVE allows.)
+    let mut ours = epoll_event { events: ev.events & (IN | ET | ONESHOT), u64: ev.u64 };
+    // SAFETY: as above.
+    let r = unsafe { sys::epoll_ctl(epfd, op, l.gather(), &mut ours) };
+    if !alone || r < 0 || ev.events & ONESHOT != 0 {
+        io::give_up_listener(l);
+    }
+    0
 }
 
 /// The kernel keeps it; recorded for the day it is attached. `None`: it is no candidate any more.

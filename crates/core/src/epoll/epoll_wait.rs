@@ -9,6 +9,7 @@ use super::{
 };
 use crate::channel::Peers;
 use crate::engines::Engines;
+use crate::fast;
 use crate::fd_table;
 use crate::lock::Guard;
 use crate::outcome::{Mask, PASS, Ret};
@@ -38,6 +39,7 @@ pub(crate) unsafe fn wait(
     if !e.active.load(Acquire) {
         if !e.waited.load(Relaxed) {
             e.waited.store(true, Relaxed);
+            fast::note_waits();
         }
         let (inside, active) = Counted::enter(e);
         // Either this sees that the set is active now, or `take_place` sees the thread.

@@ -236,6 +236,14 @@ fn forget_in(e: &'static Epoll, s: &'static Socket, fd: c_int, last: bool) {
         let Some(i) = its_next(&inner, e, s, from) else { return };
         from = i + 1;
         let Some(item) = inner.item(i) else { return };
+        if last && fd >= 0 && s.life.load(Relaxed) != 0 {
+            // Its carrier may be kept, and with it what the kernel has.
+            if let Some(item) = inner.remove(i) {
+                take_from_kernel(e.fd.load(Relaxed), item.fd);
+                leave(e, &item);
+            }
+            continue;
+        }
         if last && !item.attached && EXTRAS.load(Acquire) == 0 {
             // Recorded here alone.
             return take_record_out(e, &mut inner, i);

@@ -2,6 +2,7 @@
 
 use super::{ALWAYS, ENDS, IN, Inner, Item, OUT};
 use crate::channel::{Channel, announce, says_end};
+use crate::lives::has_closed;
 use crate::socket::flag;
 use crate::{io, sys, wait};
 use core::sync::atomic::{Ordering::*, fence};
@@ -122,6 +123,11 @@ fn ask_carrier(item: &mut Item, sends: bool) -> u32 {
     {
         let error = if io::owes_reset(item.socket) { libc::EPOLLERR } else { 0 };
         ev |= (libc::EPOLLIN | libc::EPOLLOUT | libc::EPOLLRDHUP | libc::EPOLLHUP | error) as u32;
+    }
+    if item.socket.channel().is_some_and(|c| c.peer_ends(item.socket.slot.load(Relaxed) as usize))
+        && has_closed(item.socket)
+    {
+        ev |= (libc::EPOLLIN | libc::EPOLLRDHUP) as u32;
     }
     let spoke = ev
         & (libc::EPOLLIN | libc::EPOLLRDHUP | libc::EPOLLPRI | libc::EPOLLHUP | libc::EPOLLERR)

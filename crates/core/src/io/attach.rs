@@ -2,6 +2,7 @@
 
 use super::candidate::settle_rx;
 use super::ends::{hold_rx, store_ack};
+use super::park;
 use super::shutdown::say_shut;
 use crate::channel::{Channel, quiet};
 use crate::inject::Switches;
@@ -226,6 +227,7 @@ fn put_ends(
     s.rx_words.store((rx_words as *const RingWords).cast_mut(), Release);
     s.channel.store(offer.channel.cast_mut(), Release);
     s.slot.store(offer.slot, Release);
+    park::begin(s, channel, slot);
 }
 
 /// In the log: whether a count is final.

@@ -16,7 +16,9 @@ use crate::outcome::{PASS, RESTART, Ret};
 use crate::sets::sets;
 use crate::socket::{self, Named, OfferState, RxEnd, Socket, State, TxEnd, flag};
 use crate::wait::looks::{self, Habit, Looked};
-use crate::{adoption, agent, candidates, fd_table, inject, process, signals, sleep, sys, trace};
+use crate::{
+    adoption, agent, candidates, fast, fd_table, inject, process, signals, sleep, sys, trace,
+};
 use core::ffi::c_int;
 use core::sync::atomic::Ordering::*;
 use core::sync::atomic::{AtomicU32, AtomicU64};
@@ -380,6 +382,9 @@ pub(super) fn after_candidate_call(
     call_flags: c_int,
 ) {
     if side == Side::Receive {
+        if fast::is_on() {
+            waits_seen::note_once(fd, call_flags);
+        }
         if s.in_vain.load(Relaxed) != 0 {
             s.in_vain.store(0, Relaxed);
         }

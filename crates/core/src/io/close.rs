@@ -15,6 +15,7 @@ use super::held_back::{publish_held, send_held};
 use super::leave::to_kernel;
 use super::linger::{RESET_ON_CLOSE, closes_as_ever, leaves_unread, never_linger};
 use super::outlive::{await_peer, outlives_close, outlives_for_child};
+use super::park;
 use super::shutdown::{announce_end, say_end};
 use crate::candidates::{look_up, make_plain};
 use crate::channel::{producer_quiet, quiet};
@@ -23,7 +24,7 @@ use crate::outcome::{PASS, Ret};
 use crate::socket::{
     Event, LastName, Socket, State, await_change, close_books, end_life, flag, forget_orphan, reuse,
 };
-use crate::{adoption, agent, channel, fd_table, lock, numbers, process, socket, sys, trace};
+use crate::{adoption, agent, channel, fast, fd_table, lock, numbers, process, socket, sys, trace};
 use core::ffi::c_int;
 use core::sync::atomic::Ordering::*;
 use netacc_control::stats::Reason;
@@ -69,7 +70,25 @@ pub(crate) fn close(s: &'static Socket, g: u16, fd: c_int, kernel_too: bool) -> 
     if s.is_inherited() && s.fd.load(Acquire) >= 0 && process::lives(s.owner.load(Relaxed)) {
         return kernel_close();
     }
+    if s.life.load(Relaxed) != 0 {
+        return close_life(s, g, fd, kernel_too);
+    }
     let_go(s, g, fd, kernel_close)
+}
+
+/// The same of one whose carrier may be kept, or has another name.
+#[cold]
+#[inline(never)]
+fn close_life(s: &'static Socket, g: u16, fd: c_int, kernel_too: bool) -> Ret {
+    let kernel_close = || if kernel_too { sys::close(fd) } else { 0 };
+    if kernel_too && fd >= 0 && s.is(State::Attached) && !s.is_inherited() && park::parks(s, g, fd)
+    {
+        return kernel_close();
+    }
+    let_go(s, g, fd, || {
+        park::close_spare(s);
+        kernel_close()
+    })
 }
 
 /// The last name of a connection that this process has goes. (A forked child may have it, too;
@@ -133,7 +152,7 @@ pub(crate) fn bury_orphan(s: &'static Socket, g: u16) {
 }
 
 /// Takes a connection apart around the kernel's close of its last descriptor.
-fn finish(s: &'static Socket, fd: c_int, kernel_close: impl FnOnce() -> Ret) -> Ret {
+pub(super) fn finish(s: &'static Socket, fd: c_int, kernel_close: impl FnOnce() -> Ret) -> Ret {
     let mut state = s.state.now();
     for _ in 0..1_000_000 {
         if state != State::Changing {
@@ -196,8 +215,22 @@ fn finish(s: &'static Socket, fd: c_int, kernel_close: impl FnOnce() -> Ret) -> 
     r
 }
 
+/// A connection that the application has not been given yet is closed.
+pub(crate) fn close_of(fd: c_int) -> Ret {
+    let raw = fd_table::raw(fd);
+    match fd_table::decode(raw) {
+        Entry::Socket(s, g) if fd_table::take(fd, raw) => close(s, g, fd, true),
+        _ => sys::close(fd),
+    }
+}
+
 pub(crate) fn shutdown_of(fd: c_int, how: c_int) -> Ret {
-    let Some((s, g)) = fd_table::socket(fd) else { return PASS };
+    let Some((s, g)) = fd_table::socket(fd) else {
+        if let Some(l) = fast::listener(fd).filter(|_| how != libc::SHUT_WR) {
+            park::end_listener(l);
+        }
+        return PASS;
+    };
     s.trace_once(trace::Event::Shutdown, how as u64 & 0xff);
     loop {
         match s.state.now() {

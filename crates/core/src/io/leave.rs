@@ -2,16 +2,17 @@
 
 use super::ends::{NotHeld, RxHeld, TxHeld, corrupt, hold_rx, hold_tx};
 use super::linger::{all_is_read, reset_while_unread};
+use super::park;
 use super::reset::{is_reset_now, owes_reset, would_end_in_order};
 use super::waits::renew;
 use crate::channel::{announce, quiet};
 use crate::fd_table::Entry;
 use crate::log::debug_log;
 use crate::sets::sets;
-use crate::socket::{Event, Socket, State, flag};
+use crate::socket::{Event, Socket, State, flag, harmless};
 use crate::trace::Event as Trace;
 use crate::{
-    adoption, agent, candidates, carrier, control, fd_table, sleep, socket, stats, sys, wait,
+    adoption, agent, candidates, carrier, control, fast, fd_table, sleep, socket, stats, sys, wait,
 };
 use between_hosts::to_kernel_between_hosts;
 use core::ffi::c_int;
@@ -93,7 +94,10 @@ pub(crate) fn lose_sight() {
 pub(crate) fn need_kernel(fd: c_int, why: Reason) {
     let (s, g) = match fd_table::get(fd) {
         Entry::Socket(s, g) => (s, g),
-        Entry::Fresh(_) | Entry::Listener(_) => return fd_table::refuse(fd, why),
+        Entry::Fresh(_) | Entry::Listener(_) => {
+            fast::listener(fd).into_iter().for_each(park::give_up_listener);
+            return fd_table::refuse(fd, why);
+        }
         Entry::Ring(_) => return lose_sight(),
         // Whoever gets it asks the kernel alone.
         Entry::Epoll(set) => return sets().bar(set),
@@ -164,6 +168,7 @@ pub(super) fn to_kernel_within(
     if !s.has(flag::LEAVING) {
         s.trace_once(Trace::Leaves, u64::from(why as u32) | u64::from(strict) << 16);
     }
+    harmless::settle(s, fd);
     if s.path().leaves_by_agent() {
         return to_kernel_between_hosts(s, g, fd, why, patience);
     }

@@ -1,6 +1,7 @@
 //! The off-switch: acceleration is turned off while the program runs (`docs/design/cfg.md`).
 
 use super::leave::{PULL_BACK_NS, Patience, to_kernel_within};
+use super::park::retire_all;
 use super::waits::Blocking;
 use crate::fd_table::{self, Entry};
 use crate::socket::{Socket, State};
@@ -48,6 +49,7 @@ extern "C" fn run(_: *mut c_void) -> *mut c_void {
 fn work() {
     loop {
         let wanted = WANTED.load(SeqCst);
+        retire_all();
         // Every peer is asked before one is waited for.
         for_each(|s, g, fd| take_back(s, g, fd, 0));
         let until = sys::now_ns().saturating_add(ALL_NS);

@@ -6,6 +6,7 @@ use super::reset::{is_reset, peer_has_ended};
 use super::send::is_broken;
 use super::{ASK_CARRIER_IN_SET_NS, ASK_CARRIER_NS, EAGAIN, ECONNRESET, EFAULT, header_of};
 use crate::heap::Scratch;
+use crate::lives::has_closed;
 use crate::outcome::Ret;
 use crate::socket::{Socket, flag};
 use crate::{carrier, engines, sleep, sys};
@@ -84,13 +85,30 @@ pub(super) unsafe fn look_fast(
     } else {
         ASK_CARRIER_IN_SET_NS
     };
-    let due = h.channel.peer_ends(h.slot)
-        || (nonblocking && now.wrapping_sub(h.end.carrier_asked) > pause);
+    let ends = h.channel.peer_ends(h.slot);
+    let due = ends || (nonblocking && now.wrapping_sub(h.end.carrier_asked) > pause);
     if !due && !s.has(flag::CARRIER_SPOKE) {
         return Look::Empty;
     }
+    if ends && let Some(end) = end_of_life(s, h) {
+        return end;
+    }
     h.end.carrier_asked = now;
     ask_carrier(s, h, fd, flags)
+}
+
+/// The peer has closed in good order: the end, if the ring has nothing more. (In this order: what
+/// it has published it has published before it closed.)
+#[cold]
+fn end_of_life(s: &Socket, h: &mut RxHeld<'_>) -> Option<Look> {
+    if !has_closed(s) {
+        return None;
+    }
+    Some(match (h.end.ring.refresh(), h.end.switch.on_announce(load_announce(h.words))) {
+        (Ok(0), Ok(false)) => Look::Kernel(0),
+        (Ok(_), Ok(changed)) => h.follow(s, changed),
+        _ => Look::Corrupt,
+    })
 }
 
 /// The ring is empty: has the carrier ended, or is the stream to go on there?

@@ -4,6 +4,7 @@ use super::candidate::candidate;
 use super::ends::{NotHeld, TxHeld, corrupt, hold_tx};
 use super::held_back::{hold_back, publish_held};
 use super::leave::between_hosts::{await_carrier, await_departure};
+use super::park::answer_for_closed;
 use super::promote::{demote_tx, may_use_carrier, peer_is_going, promote, switch_if_ordered};
 use super::reset::{is_reset, is_reset_by, lies_unread, peer_has_ended};
 use super::send::{fill, is_broken, kernel_send, send_broken, sent_fast};
@@ -11,6 +12,7 @@ use super::send_again::send_again;
 use super::waits::{Blocking, Patience, block, carrier_is_due, interrupted, never_waits};
 use super::{ASK_CARRIER_TICKS, EAGAIN, ECONNRESET, EFAULT, SEND_FLAGS};
 use crate::channel::Side;
+use crate::lives::has_closed;
 use crate::outcome::{PASS, Ret};
 use crate::socket::{Named, Socket, State, flag};
 use crate::trace::Event;
@@ -127,6 +129,11 @@ impl Sending<'_> {
         // (On the ring `peer_is_going` looks.)
         if is_broken(s) || (h.end.switch.state() != TxState::Fast && is_reset(s, self.fd)) {
             return Next::Done(if self.done > 0 { 0 } else { send_broken(s, self.flags) });
+        }
+        if h.channel.peer_ends(h.slot) && !s.has(flag::SHUT_WR) && has_closed(s) {
+            answer_for_closed(s, h, self.fd);
+            self.done = self.total;
+            return Next::Done(0);
         }
         switch_if_ordered(s, h);
         if self.flags & libc::MSG_OOB != 0 && !h.end.never {

@@ -85,7 +85,7 @@ impl Drop for Blocking {
 /// (signal(7)). Of a handler that was installed past us nobody knows that it ran; the call goes on
 /// then if all of the process's handlers have it.
 #[cold]
-pub(super) fn interrupted(timeout_ns: i64) -> Option<Ret> {
+pub(crate) fn interrupted(timeout_ns: i64) -> Option<Ret> {
     if let Some(by) = signals::pending() {
         return Some(if by.restarts && timeout_ns <= 0 { RESTART } else { -(libc::EINTR as Ret) });
     }

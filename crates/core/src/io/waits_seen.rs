@@ -1,6 +1,7 @@
 //! Whether a candidate's process has shown that it waits where the library sees it.
 
 use crate::candidates::NOTED_AFTER;
+use crate::fast;
 use crate::outcome::Ret;
 use crate::sets::sets;
 use crate::socket::{Socket, flag};
@@ -49,6 +50,19 @@ pub(crate) fn on_polled(s: &Socket) {
     if !s.has(flag::WAITS_SEEN) && (s.tx_bytes.load(Relaxed) != 0 || s.rx_bytes.load(Relaxed) != 0)
     {
         s.raise(flag::WAITS_SEEN);
+        fast::note_waits();
+    }
+}
+
+/// With fast connect a process shows once for all its connections that it waits by such calls.
+#[cold]
+#[inline(never)]
+pub(super) fn note_once(fd: c_int, call_flags: c_int) {
+    if !fast::waits_seen()
+        && call_flags & libc::MSG_DONTWAIT == 0
+        && sys::fcntl(fd, libc::F_GETFL, 0) & libc::O_NONBLOCK as Ret == 0
+    {
+        fast::note_waits();
     }
 }
 

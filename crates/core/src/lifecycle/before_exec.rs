@@ -4,6 +4,7 @@
 use super::exit::{begin_to_leave_hosts, finish};
 use crate::adoption::exec::{Heir, hand_over};
 use crate::fd_table::{self, Entry};
+use crate::socket::harmless;
 use crate::{adoption, io, keeper, process, socket, sys, trace};
 use netacc_control::stats::Reason;
 
@@ -50,6 +51,7 @@ fn prepare(heir: impl FnOnce() -> Option<Heir>) {
             if let Some(ask) = ask.take() {
                 known = ask();
             }
+            harmless::settle(s, fd);
             if !known.is_some_and(|heir| hand_over(fd, heir)) {
                 io::need_kernel(fd, Reason::InheritedByExec);
             }

@@ -67,6 +67,11 @@ fn byte(side: usize, at: usize) -> u8 {
 }
 
 impl End {
+    /// One whose stream begins here.
+    pub(crate) fn of(fd: c_int, socket: &'static Socket) -> End {
+        End { fd, socket, sent: 0, received: 0 }
+    }
+
     /// A blocking send of so many bytes.
     pub(crate) fn send(&mut self, side: usize, n: usize) {
         let bytes: Vec<u8> = (self.sent..self.sent + n).map(|at| byte(side, at)).collect();
@@ -166,7 +171,7 @@ fn new_connection(answer: Answer) -> [End; 2] {
         let fd = stream.into_raw_fd();
         begin(fd, NONE, connector, true);
         let socket = fd_table::socket(fd).unwrap().0;
-        End { fd, socket, sent: 0, received: 0 }
+        End::of(fd, socket)
     })
 }
 

@@ -3,6 +3,7 @@
 use super::{IN, OUT};
 use crate::channel::Channel;
 use crate::heap::Scratch;
+use crate::lives::has_closed;
 use crate::socket::{self, Socket, State, flag};
 use crate::{io, wait};
 use core::ffi::c_int;
@@ -38,6 +39,15 @@ impl Want {
             ask = true;
         } else if wait::send_room(self.socket, self.channel, self.slot, self.socket.room_bytes()) {
             now |= events & OUT;
+        }
+        (now, ask)
+    }
+
+    /// As [`Want::look`], with the end of a peer that has closed and keeps the carrier.
+    pub(super) fn look_for_ends(&self, events: i16) -> (i16, bool) {
+        let (mut now, ask) = self.look(events);
+        if ask && self.channel.peer_ends(self.slot) && has_closed(self.socket) {
+            now |= events & (IN | OUT | libc::POLLRDHUP);
         }
         (now, ask)
     }

@@ -78,6 +78,17 @@ impl Agent for Here {
     fn take_requests(&self) {
         SERVICE.ensure_started();
     }
+    fn sweep_at(&self, time: fn() -> u64) {
+        // (Who is woken too early looks in vain; too late it never is, as what is kept grows older
+        // in order.)
+        if SERVICE.sweep_at.load(SeqCst) != 0 {
+            return;
+        }
+        let time = time();
+        if SERVICE.sweep_at.compare_exchange(0, time, SeqCst, Relaxed).is_ok() && time != 0 {
+            SERVICE.wake();
+        }
+    }
     fn in_child(&self, _parent: u32) {
         // The thread, the adverts and the agreements are the parent's.
         SERVICE.after_fork_in_child();

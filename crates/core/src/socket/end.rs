@@ -68,6 +68,12 @@ pub(crate) fn orphan(s: &Socket, own: c_int, later: u32) {
     s.raise(flag::ORPHAN | later);
 }
 
+/// A carrier has another name of the library's own: a forked child closes that, too.
+/// How many such there were.
+pub(crate) fn note_spare() -> u32 {
+    ORPHANS.fetch_add(1, Relaxed)
+}
+
 /// One of them is none any more.
 pub(crate) fn forget_orphan() {
     ORPHANS.fetch_sub(1, Relaxed);

@@ -3,7 +3,7 @@
 
 use super::{NONE, Socket, end};
 use crate::path::PathList;
-use crate::{carrier, fd_words, process, shared, sys};
+use crate::{carrier, config, fd_words, process, shared, sys};
 use core::ffi::c_int;
 use core::sync::atomic::{AtomicU64, Ordering::*};
 
@@ -82,6 +82,14 @@ pub(crate) fn new_socket(fd: c_int) -> Option<&'static Socket> {
         home.set.store(core::ptr::null_mut(), Relaxed);
     }
     s.refused.store(NONE, Relaxed);
+    // (Tests differ in that.)
+    if cfg!(test) || config::has_fast_connect() {
+        s.life.store(0, Relaxed);
+        s.listener.store(0, Relaxed);
+        s.marks.store(0, Relaxed);
+        s.harmless.reset();
+        s.spare.store(0, Relaxed);
+    }
     Some(s)
 }
 

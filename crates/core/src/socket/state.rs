@@ -35,6 +35,8 @@ pub(crate) enum State {
     Ended = 9,
     /// The memory is free as soon as nobody is in a call on it.
     Over = 10,
+    /// The application has closed it in good order, and its carrier is kept for another connection.
+    Parked = 11,
 }
 
 /// What happens to a connection.
@@ -65,20 +67,25 @@ pub(crate) enum Event {
     Released,
     /// Nobody is in a call on it.
     Freed,
+    /// Its last name goes in good order, and its carrier is kept.
+    Parked,
+    /// The carrier is another connection's, or is closed after all.
+    Reopened,
 }
 
 impl State {
     /// What becomes of it. `None`: that does not happen to such a one.
     pub(crate) const fn next(self, event: Event) -> Option<State> {
         use State::{
-            Adopted, Attached, Candidate, Changing, Closing, Ended, Free, Left, Over, Plain,
-            Unconnected,
+            Adopted, Attached, Candidate, Changing, Closing, Ended, Free, Left, Over, Parked,
+            Plain, Unconnected,
         };
         Some(match (self, event) {
             (Free, Event::Named) | (Changing, Event::Dissolved) => Unconnected,
             (Unconnected | Candidate, Event::Claimed) => Changing,
             (Free | Changing | Attached, Event::Begun) => Candidate,
-            (Changing, Event::Attached) => Attached,
+            (Changing, Event::Attached) | (Parked, Event::Reopened) => Attached,
+            (Attached, Event::Parked) => Parked,
             (
                 Free | Unconnected | Changing | Candidate | Attached | Closing | Left,
                 Event::Refused,
@@ -87,7 +94,8 @@ impl State {
             (Closing, Event::Left) => Left,
             (Left, Event::Adopted) => Adopted,
             (
-                Unconnected | Changing | Candidate | Attached | Plain | Closing | Left | Adopted,
+                Unconnected | Changing | Candidate | Attached | Plain | Closing | Left | Adopted
+                | Parked,
                 Event::Ended,
             ) => Ended,
             (Ended, Event::Released) => Over,
@@ -109,6 +117,7 @@ impl State {
             8 => State::Adopted,
             9 => State::Ended,
             10 => State::Over,
+            11 => State::Parked,
             _ => State::Plain,
         }
     }
@@ -180,7 +189,7 @@ mod tests {
     use alloc::string::String;
     use alloc::vec::Vec;
 
-    const STATES: [State; 11] = [
+    const STATES: [State; 12] = [
         State::Free,
         State::Unconnected,
         State::Changing,
@@ -192,8 +201,9 @@ mod tests {
         State::Adopted,
         State::Ended,
         State::Over,
+        State::Parked,
     ];
-    const EVENTS: [Event; 12] = [
+    const EVENTS: [Event; 14] = [
         Event::Named,
         Event::Claimed,
         Event::Begun,
@@ -206,6 +216,8 @@ mod tests {
         Event::Ended,
         Event::Released,
         Event::Freed,
+        Event::Parked,
+        Event::Reopened,
     ];
 
     #[test]

@@ -66,10 +66,33 @@ impl Peer {
     }
 }
 
+/// There are listeners that give out more than the kernel's connections. `None`: this is none, or
+/// the kernel has the answer.
+///
+/// # Safety
+/// As for accept4(2).
+#[cold]
+#[inline(never)]
+unsafe fn accept_beside(
+    listener: c_int,
+    addr: *mut sockaddr,
+    len: *mut socklen_t,
+    flags: c_int,
+) -> Option<c_int> {
+    // SAFETY: the caller's promise.
+    let answer = unsafe { api::accept(listener, addr, len, flags) };
+    (answer != PASS).then(|| errno::ret_at_point(answer) as c_int)
+}
+
 hook! {
     /// `accept(2)`.
     fn accept(listener: c_int, addr: *mut sockaddr, len: *mut socklen_t) -> c_int |next| {
         api::pass_number();
+        if api::gives_out_more()
+            && let Some(answer) = accept_beside(listener, addr, len, 0)
+        {
+            return answer;
+        }
         let mut own = Peer::new();
         let (addr, len) = own.or(addr, len);
         let fd = next(listener, addr, len);
@@ -84,6 +107,11 @@ hook! {
     /// `accept4(2)`.
     fn accept4(listener: c_int, addr: *mut sockaddr, len: *mut socklen_t, flags: c_int) -> c_int |next| {
         api::pass_number();
+        if api::gives_out_more()
+            && let Some(answer) = accept_beside(listener, addr, len, flags)
+        {
+            return answer;
+        }
         let mut own = Peer::new();
         let (addr, len) = own.or(addr, len);
         let fd = next(listener, addr, len, flags);

@@ -380,6 +380,8 @@ unsafe fn ask(number: c_long, [a, b, c, d, e, f]: [usize; 6]) -> Ret {
             }
             SYS_fcntl => api::fcntl(fd, b as c_int, c),
             SYS_ioctl => api::ioctl(fd, b, c),
+            SYS_accept => api::accept(fd, b as *mut sockaddr, c as *mut socklen_t, 0),
+            SYS_accept4 => api::accept(fd, b as *mut sockaddr, c as *mut socklen_t, d as c_int),
             SYS_connect => api::connect(fd, b as *const sockaddr, c as socklen_t),
             SYS_shutdown => api::shutdown(fd, b as c_int),
             SYS_setsockopt => {

@@ -3,6 +3,7 @@
 
 use super::super::EAGAIN;
 use super::super::ends::{TxHeld, hold_tx, load_ack};
+use super::super::park::end_kept;
 use super::super::reset::{is_reset, lies_unread};
 use super::super::send_again::send_again;
 use super::super::waits::Blocking;
@@ -57,6 +58,9 @@ pub(crate) struct PullBack(pub(super) Blocking);
 /// there is room for, and never waits; `Some`: the rest is for [`PullBack::go_on`].
 pub(crate) fn serve_pull_back(channel: &Channel, slot: usize) -> Option<PullBack> {
     let s = Socket::on(channel, slot)?;
+    if end_kept(s) {
+        return None;
+    }
     let h = hold_tx(s, s.generation16()).ok()?;
     if !core::ptr::eq(h.channel, channel) || h.slot != slot {
         return None;
@@ -86,6 +90,9 @@ pub(crate) fn may_end(channel: &Channel, slot: usize) -> bool {
 /// before is served now, and what is sent from here on goes over the carrier.
 pub(crate) fn leave_dead_channel(channel: &Channel, slot: usize) -> Option<PullBack> {
     let s = Socket::on(channel, slot)?;
+    if end_kept(s) {
+        return None;
+    }
     let h = hold_tx(s, s.generation16()).ok()?;
     if !core::ptr::eq(h.channel, channel) || h.slot != slot {
         return None;

@@ -1,0 +1,577 @@
+//! Fast connect: a connection whose last name goes in good order leaves its carrier to the next one
+//! (`docs/design/fast-connect.md`). The steps are those of `netacc_proto::lives`; what is kept
+//! stands in [`crate::fast`], and whoever takes a connection out of there makes its next step.
+
+use super::close::finish;
+use super::ends::{
+    RxHeld, TxHeld, carrier_unread, hold_rx, hold_tx, load_ack, load_announce, show_path,
+};
+use super::held_back::publish_held;
+use super::leave::need_kernel;
+use super::leave::serve::serve_pull_back;
+use super::promote::promote;
+use crate::channel::{Channel, lives, producer_quiet, quiet};
+use crate::fast::{self, Listener, Place};
+use crate::fd_table::{self, Entry};
+use crate::lives::{has_closed, look, step};
+use crate::lock;
+use crate::log::debug_log;
+use crate::outcome::Ret;
+use crate::path::{PathId, PathList};
+use crate::socket::harmless::{self, Due};
+use crate::socket::{self, Event, Socket, State, close_books, flag, set_nonblock};
+use crate::{agent, candidates, config, numbers, process, stats, sys};
+use core::ffi::c_int;
+use core::sync::atomic::{AtomicU64, Ordering::*, fence};
+use netacc_control::stats::{Counter, Reason};
+use netacc_proto::lives::{Event as Happens, Refused, Seen, State as Life};
+use netacc_proto::switchover::{Path as Way, RxState, TxState};
+
+/// What a connection may be beside its state, and still leave its carrier in good order.
+const USUAL: u32 = flag::NONBLOCK
+    | flag::CONNECTOR
+    | flag::FOUND
+    | flag::WAITS_SEEN
+    | flag::NOTED
+    | flag::CARRIER_SPOKE;
+/// What of that the next one has, too.
+const STAYS: u32 = flag::CONNECTOR | flag::FOUND | flag::WAITS_SEEN | flag::NOTED;
+
+/// A connection has come onto its rings: the peer learns that this end knows of lives.
+#[cold]
+#[inline(never)]
+pub(super) fn begin(s: &Socket, channel: &'static Channel, slot: usize) {
+    let knows = fast::is_on() && channel.far.is_shared() && is_own_user(channel);
+    s.life.store(u32::from(knows), Relaxed);
+    if knows {
+        channel.words(slot, channel.side).lives[lives::KNOWN].store(1, SeqCst);
+        fast::know(channel);
+    }
+}
+
+/// Whether the peer is of this user. (Of another one each connection is proven anew.)
+fn is_own_user(channel: &Channel) -> bool {
+    let mut peer = libc::ucred { pid: 0, uid: u32::MAX, gid: u32::MAX };
+    let control = channel.control.load(Acquire);
+    sys::getsockopt(control, libc::SOL_SOCKET, libc::SO_PEERCRED, &mut peer) >= 0
+        && peer.uid == sys::geteuid()
+}
+
+fn peer_knows(channel: &Channel, slot: usize) -> bool {
+    let words = channel.words(slot, channel.side ^ 1);
+    words.lives[lives::KNOWN].load(SeqCst) == 1
+}
+
+// ---- closing ------------------------------------------------------------------------------------
+
+/// The last name of an attached connection goes, `fd`: true where its carrier is kept, by another
+/// name, and only this number is to be closed.
+#[cold]
+#[inline(never)]
+pub(super) fn parks(s: &'static Socket, g: u16, fd: c_int) -> bool {
+    if !may_park(s) {
+        debug_log!(
+            "fd {fd}: not kept: flags {:#x}, marks {:#x}",
+            s.flags.load(Relaxed),
+            s.marks.load(Relaxed)
+        );
+        return false;
+    }
+    let Some(channel) = s.channel().filter(|c| c.dead.load(SeqCst) == 0) else { return false };
+    let slot = s.slot.load(Relaxed) as usize;
+    let may =
+        |l: &&Listener| l.may_park() && candidates::paths_for(&s.tuple(), false).is_ok_and(has_shm);
+    let listener = fast::listener_of(s).filter(may);
+    if !peer_knows(channel, slot) || listener.is_none() != s.has(flag::CONNECTOR) {
+        debug_log!("fd {fd}: not kept: of a peer or listener that knows nothing of that");
+        return false;
+    }
+    if listener.is_some_and(|l| !l.has_room()) {
+        debug_log!("fd {fd}: not kept: its listener's queue has no room for more");
+        return false;
+    }
+    let own = own_name(s, fd);
+    if own < 0 || listener.is_some_and(|l| !l.hears(channel)) {
+        return false;
+    }
+    let mut raw = [0u8; 128];
+    let to = listener.is_none().then(|| {
+        let n = sys::socket_name(own, true, &mut raw);
+        Place::of(raw.get(..n.max(0) as usize)?)
+    });
+    if to == Some(None) || !lets_go(s, g, own, to.flatten()) {
+        debug_log!("fd {fd}: not kept: something is under way or unread, or enough are kept");
+        return false;
+    }
+    let place = listener.map_or(0, Listener::announced_at);
+    let closes = Happens::Close { place };
+    let refused = step(s, channel, Life::Open, closes).is_err()
+        // (5) Of a listener that has gone meanwhile nobody else knows that this one is parked.
+        || listener.is_some_and(|l| !l.may_park());
+    if refused {
+        if fast::take(s) {
+            give_up(s);
+        }
+    } else {
+        tell(channel, slot);
+        agent::of(PathId::Shm).sweep_at(next_sweep);
+    }
+    sweep_now_and_then();
+    true
+}
+
+fn has_shm(paths: PathList) -> bool {
+    paths.iter().any(|path| path == PathId::Shm)
+}
+
+fn may_park(s: &Socket) -> bool {
+    fast::is_on()
+        && config::get().accelerate_by_default
+        && s.flags.load(SeqCst) & !USUAL == 0
+        && s.marks.load(Relaxed) & fast::ODD == 0
+        && s.names() == 0
+        && s.forks.load(Relaxed) == process::forks()
+        && !process::is_ending()
+        && s.kept_error.load(Relaxed) == 0
+        && [&s.receive_timeout_ns, &s.send_timeout_ns].iter().all(|t| t.load(Relaxed) == 0)
+        && [&s.tx_inflight, &s.rx_inflight, &s.waiters].iter().all(|n| n.load(SeqCst) == 0)
+        && s.pollers.load(SeqCst) as u32 == 0
+        && s.registrations.load(SeqCst) == 0
+}
+
+/// The library's own name of the carrier, above the application's numbers; where there are none
+/// above them, one of a few.
+fn own_name(s: &Socket, fd: c_int) -> c_int {
+    let known = s.spare.load(Relaxed) - 1;
+    if known >= 0 {
+        return known;
+    }
+    // Counted first: a forked child looks for it from here on.
+    let before = u64::from(socket::note_spare());
+    let own = numbers::copy(fd);
+    let mut limit = libc::rlimit { rlim_cur: 1 << 20, rlim_max: 0 };
+    let _ = sys::getrlimit_nofile(&mut limit);
+    if own < 0 || ((own as u64) < limit.rlim_cur && before >= limit.rlim_cur / 16) {
+        if own >= 0 {
+            fd_table::close_internal(own);
+        }
+        socket::forget_orphan();
+        return -1;
+    }
+    s.netns.store(network_of(own), Relaxed);
+    s.spare.store(own + 1, Relaxed);
+    own
+}
+
+/// The other name of a carrier goes as its last one of the application's does.
+pub(super) fn close_spare(s: &Socket) {
+    if let Some(c) = s.channel() {
+        // (A hint to a peer that has closed: it looks at no carrier of those that it keeps.)
+        let _ = step(s, c, Life::Open, Happens::End);
+    }
+    let own = s.spare.swap(0, Relaxed) - 1;
+    if own >= 0 {
+        fd_table::close_internal(own);
+        socket::forget_orphan();
+    }
+}
+
+/// Both ends of the connection are this process's to leave: nothing is under way, and nothing lies
+/// unread. It is kept, and nobody's any more.
+fn lets_go(s: &'static Socket, g: u16, own: c_int, to: Option<Place>) -> bool {
+    let (Ok(mut tx), Ok(mut rx)) = (hold_tx(s, g), hold_rx(s, g)) else { return false };
+    match rx.end.switch.on_announce(load_announce(rx.words)) {
+        Ok(false) => {}
+        Ok(true) => rx.settled(s),
+        Err(_) => return false,
+    }
+    if !is_clean(&tx, &rx) || !sends_in_ring(s, &mut tx, own) {
+        return false;
+    }
+    // (2) Before the look for unread bytes.
+    rx.words.quiet[quiet::NOTIFY].fetch_or(quiet::ENDS, SeqCst);
+    fence(SeqCst);
+    let on_carrier = rx.end.switch.state() != RxState::Fast && carrier_unread(own) != Some(0);
+    if on_carrier || !matches!(rx.unread(), Ok(0)) || !fast::keep(s, to) {
+        return false;
+    }
+    close_books(s);
+    s.fd.store(own, Release);
+    // Threads that still know it find another generation when they look again.
+    s.generation.fetch_add(1, AcqRel);
+    s.state.change(State::Attached, Event::Parked)
+}
+
+fn is_clean(tx: &TxHeld<'_>, rx: &RxHeld<'_>) -> bool {
+    !tx.end.unsettled
+        && tx.end.resend_mark.is_none()
+        && tx.end.linger.is_none()
+        && !tx.end.switches.are_ordered()
+        && !rx.end.unsettled
+        && rx.end.pending_error == 0
+        && rx.end.read_until == 0
+        && !rx.end.asked_back
+        && matches!(rx.end.switch.state(), RxState::Armed | RxState::Fast)
+}
+
+/// The peer reads to the end of the ring, and finds the word behind it. (One that has closed reads
+/// no more.)
+fn sends_in_ring(s: &Socket, tx: &mut TxHeld<'_>, fd: c_int) -> bool {
+    publish_held(tx);
+    match tx.end.switch.state() {
+        TxState::Fast => true,
+        TxState::Carrier if tx.channel.peer_ends(tx.slot) => !tx.end.never && has_closed(s),
+        TxState::Carrier => promote(s, tx, fd, 0),
+        _ => false,
+    }
+}
+
+/// Those who wait at the peer's end look again.
+fn tell(channel: &Channel, slot: usize) {
+    let (tx, rx) = (channel.words(slot, channel.side), channel.words(slot, channel.side ^ 1));
+    let _ = channel.notify(slot, &tx.quiet[quiet::NOTIFY]);
+    let _ = channel.notify(slot, &rx.producer_quiet[producer_quiet::NOTIFY]);
+}
+
+// ---- what is kept comes to an end ---------------------------------------------------------------
+
+/// One that was kept, and is the caller's: the kernel's close, as ever.
+fn give_up(s: &'static Socket) {
+    if let Some(channel) = s.channel() {
+        let _ = step(s, channel, Life::Closed, Happens::End);
+    }
+    let own = s.spare.swap(0, Relaxed) - 1;
+    s.state.change(State::Parked, Event::Reopened);
+    let _ = finish(s, own, || {
+        fd_table::close_internal(own);
+        0
+    });
+    socket::forget_orphan();
+}
+
+/// The peer, or its process, has ended what is kept of this connection.
+fn is_gone(s: &Socket) -> bool {
+    let Some(channel) = s.channel() else { return true };
+    channel.dead.load(SeqCst) != 0
+        || matches!(look(s, channel, Life::Closed), None | Some(Seen::Retired))
+}
+
+fn expires_ns() -> u64 {
+    config::get().empty_channel_expire_ms.map_or(u64::MAX, |ms| u64::from(ms) * 1_000_000)
+}
+
+/// When to look at what is kept, if anything is.
+fn next_sweep() -> u64 {
+    fast::oldest(expires_ns().min(fast::HALF_NS))
+}
+
+/// Gives up a few of those that are kept in vain or for too long. When to look again.
+pub(crate) fn sweep() -> u64 {
+    const AT_ONCE: usize = 8;
+    for _ in 0..AT_ONCE {
+        let Some(kept) = fast::pick(|k| is_gone(k.socket)) else { break };
+        give_up(kept.socket);
+    }
+    next_sweep()
+}
+
+/// As [`sweep`], for closes, which may be many.
+fn sweep_now_and_then() {
+    const PAUSE_NS: u64 = 10_000_000;
+    static NEXT: AtomicU64 = AtomicU64::new(0);
+    let now = sys::now_ns();
+    if NEXT.load(Relaxed) <= now {
+        NEXT.store(now.saturating_add(PAUSE_NS), Relaxed);
+        sweep();
+    }
+}
+
+/// As [`sweep`], when it is time.
+pub(crate) fn sweep_in_time() -> u64 {
+    let age = expires_ns();
+    let is_old = |k: &fast::Kept| {
+        let seen = k.socket.channel().and_then(|c| look(k.socket, c, Life::Closed));
+        match seen {
+            Some(Seen::Parked) => k.is_older_than(age),
+            Some(Seen::PeerOpen) => k.is_older_than(fast::HALF_NS),
+            _ => false,
+        }
+    };
+    fast::pick_each(is_old, retire);
+    sweep()
+}
+
+/// One that the caller has taken out. (Its connector may have begun the next life.)
+fn retire(kept: fast::Kept) {
+    let s = kept.socket;
+    let Some(channel) = s.channel() else { return };
+    let not_now = matches!(step(s, channel, Life::Closed, Happens::Retire), Err(Refused::NotNow));
+    if !not_now || !fast::keep(s, kept.to) {
+        give_up(s);
+    }
+}
+
+/// The socket on a slot, if it is kept: its peer wants something else of it, or is gone.
+pub(super) fn end_kept(s: &'static Socket) -> bool {
+    if !s.is(State::Parked) {
+        return false;
+    }
+    if !is_taken(s) && fast::take(s) {
+        give_up(s);
+    }
+    true
+}
+
+/// Acceleration is turned off: nothing is kept any more but what waits to be accepted.
+pub(super) fn retire_all() {
+    fast::pick_each(|k| !is_taken(k.socket), retire);
+}
+
+/// Nothing that was accepted is kept any more: the process has forked, and a child accepts, too.
+#[cold]
+#[inline(never)]
+pub(crate) fn retire_accepted() {
+    fast::pick_each(|k| k.to.is_none() && !is_taken(k.socket), retire);
+}
+
+/// Nothing is parked any more for a listener that has been given up. Whether something of it waits
+/// to be accepted.
+#[cold]
+#[inline(never)]
+pub(crate) fn serves(l: &'static Listener) -> bool {
+    let its = |s: &Socket| fast::listener_of(s).is_some_and(|of| core::ptr::eq(of, l));
+    fast::pick_each(|k| its(k.socket) && !is_taken(k.socket), retire);
+    fast::any(|k| its(k.socket))
+}
+
+/// A listener gives out nothing more that is parked. What was taken before waits to be accepted.
+#[cold]
+#[inline(never)]
+pub(crate) fn give_up_listener(l: &'static Listener) {
+    l.give_up();
+    let _ = serves(l);
+}
+
+/// The process has made an io_uring, by which it may accept: what is taken would not be seen there.
+pub(crate) fn on_ring() {
+    if fast::note_rings() {
+        fast::listeners().for_each(give_up_listener);
+        fd_table::for_each(|fd, entry| {
+            if let Entry::Socket(s, _) = entry {
+                harmless::settle(s, fd);
+            }
+        });
+    }
+}
+
+/// A listener is about to be closed.
+#[cold]
+#[inline(never)]
+pub(crate) fn end_listener(l: &'static Listener) {
+    l.give_up();
+    let its = |s: &Socket| fast::listener_of(s).is_some_and(|of| core::ptr::eq(of, l));
+    // What waits to be accepted is reset, as the kernel's is.
+    let end = |kept: fast::Kept| {
+        let s = kept.socket;
+        if is_taken(s) {
+            let reset = libc::linger { l_onoff: 1, l_linger: 0 };
+            let own = s.fd.load(Acquire);
+            let _ = sys::setsockopt(own, libc::SOL_SOCKET, libc::SO_LINGER, &reset);
+        }
+        give_up(s);
+    };
+    fast::pick_each(|k| its(k.socket), end);
+    // (The kernel takes the listener itself out of the sets that it is in.)
+    fd_table::for_each(|set, entry| {
+        if let Entry::Epoll(_) = entry {
+            let mut ev = libc::epoll_event { events: 0, u64: 0 };
+            // SAFETY: one valid event.
+            let _ = unsafe { sys::epoll_ctl(set, libc::EPOLL_CTL_DEL, l.gather(), &mut ev) };
+        }
+    });
+    l.end();
+}
+
+// ---- the next life ------------------------------------------------------------------------------
+
+/// An acceptor's connection that is kept, and whose connector has begun the next life.
+pub(crate) fn is_taken(s: &Socket) -> bool {
+    s.is(State::Parked)
+        && s.channel().is_some_and(|c| look(s, c, Life::Closed) == Some(Seen::Taken))
+}
+
+/// How the application has set up a socket that connects.
+pub(crate) struct Fresh {
+    pub(crate) fd: c_int,
+    pub(crate) nonblock: bool,
+    pub(crate) cloexec: bool,
+    /// Options that were set.
+    pub(crate) marks: u32,
+}
+
+/// The socket becomes a connection to that place by a carrier that is parked. False: there is none.
+pub(crate) fn connect(fresh: &Fresh, to: Place) -> bool {
+    let parked = |k: &fast::Kept| {
+        k.to == Some(to)
+            && k.socket
+                .channel()
+                .and_then(|c| look(k.socket, c, Life::Closed))
+                .is_some_and(|seen| seen == Seen::Parked)
+    };
+    while let Some(kept) = fast::pick(parked) {
+        // (As of a connection that is made: the configuration may have changed.)
+        match candidates::paths_for(&kept.socket.tuple(), true) {
+            Ok(paths) if has_shm(paths) && take(kept.socket, fresh) => return true,
+            Err(Reason::SampledOut) if fast::keep(kept.socket, kept.to) => return false,
+            _ => give_up(kept.socket),
+        }
+    }
+    let _ = sweep();
+    false
+}
+
+/// Begins the next life of a carrier that the caller has. False: it serves no more.
+fn take(s: &'static Socket, fresh: &Fresh) -> bool {
+    let own = s.fd.load(Acquire);
+    let Some(channel) = s.channel().filter(|c| c.dead.load(SeqCst) == 0) else { return false };
+    // (3) No end, no error, nothing unread.
+    if sys::poll_now(own, libc::POLLIN | libc::POLLRDHUP) != 0
+        || network_of(fresh.fd) != s.netns.load(Relaxed)
+    {
+        return false;
+    }
+    let slot = s.slot.load(Relaxed) as usize;
+    for d in 0..2 {
+        channel.words(slot, d).quiet[quiet::NOTIFY].fetch_and(!quiet::ENDS, SeqCst);
+    }
+    let Ok(before) = step(s, channel, Life::Closed, Happens::Take) else {
+        return false;
+    };
+    let marks = s.marks.swap(fresh.marks, Relaxed);
+    harmless::begin_life(s, own, marks, &Due::Fresh(fresh.fd, fresh.marks));
+    if fast::has_rings() {
+        harmless::settle(s, own);
+    }
+    set_blocking(s, own, fresh.nonblock);
+    let cloexec = if fresh.cloexec { libc::O_CLOEXEC } else { 0 };
+    // (The number is open, and the application's own.)
+    let _ = sys::dup3(own, fresh.fd, cloexec);
+    reopen(s, fresh.fd);
+    channel.announce_taken(before.place as usize, slot);
+    true
+}
+
+/// The cookie of a socket's network namespace.
+fn network_of(fd: c_int) -> u64 {
+    const SO_NETNS_COOKIE: c_int = 71;
+    let mut cookie = 0u64;
+    let _ = sys::getsockopt(fd, libc::SOL_SOCKET, SO_NETNS_COOKIE, &mut cookie);
+    cookie
+}
+
+fn set_blocking(s: &Socket, own: c_int, nonblock: bool) {
+    if s.has(flag::NONBLOCK) != nonblock {
+        let flags = libc::O_RDWR | if nonblock { libc::O_NONBLOCK } else { 0 };
+        let _ = sys::fcntl(own, libc::F_SETFL, flags as usize);
+        set_nonblock(s, nonblock);
+    }
+}
+
+/// `accept` gives out the acceptor's end of a life. `Err(0)`: it has ended meanwhile.
+pub(crate) fn give_out(
+    l: &'static Listener,
+    s: &'static Socket,
+    flags: c_int,
+    forget: fn(c_int),
+) -> Result<c_int, Ret> {
+    if !fast::take(s) {
+        return Err(0);
+    }
+    let own = s.fd.load(Acquire);
+    let dup = if flags & libc::SOCK_CLOEXEC != 0 { libc::F_DUPFD_CLOEXEC } else { libc::F_DUPFD };
+    let ticket = numbers::enter();
+    let fd = sys::fcntl(own, dup, 0);
+    numbers::leave(ticket);
+    let channel = s.channel();
+    let Some(channel) = channel.filter(|_| fd >= 0) else {
+        if fast::keep(s, None) {
+            l.put_back(s);
+        } else {
+            give_up(s);
+        }
+        return Err(fd);
+    };
+    let fd = fd as c_int;
+    forget(fd);
+    if step(s, channel, Life::Closed, Happens::GiveOut).is_err() {
+        let _ = sys::close(fd);
+        give_up(s);
+        return Err(0);
+    }
+    harmless::begin_life(s, own, s.marks.swap(0, Relaxed), &Due::Listener(l.options()));
+    set_blocking(s, own, flags & libc::SOCK_NONBLOCK != 0);
+    reopen(s, fd);
+    // (6) The connector may have left its ring while this waited here. (Nothing was sent yet: there
+    // is no rest.)
+    let slot = s.slot.load(Relaxed) as usize;
+    if load_ack(channel.words(slot, channel.side)).frozen {
+        drop(serve_pull_back(channel, slot));
+    }
+    Ok(fd)
+}
+
+/// The application has it again, under that number.
+fn reopen(s: &'static Socket, fd: c_int) {
+    let generation = s.generation.load(Acquire);
+    s.flags.fetch_and(STAYS | flag::NONBLOCK, AcqRel);
+    for word in [&s.calls, &s.turns, &s.in_vain, &s.stood, &s.looks, &s.registrations] {
+        word.store(0, Relaxed);
+    }
+    s.refs.store(u64::from(generation) << 32 | 1, SeqCst);
+    s.pollers.store(u64::from(generation) << 32, SeqCst);
+    s.forks.store(process::forks(), Relaxed);
+    s.carrier_asked.store(0, Relaxed);
+    for home in &s.homes {
+        home.set.store(core::ptr::null_mut(), Relaxed);
+    }
+    s.fd.store(fd, Release);
+    s.record.store(stats::open(fd, Reason::None), Release);
+    if let Some(r) = s.record() {
+        r.set_addresses(s.tuple().local(), s.tuple().peer());
+        if let Some(channel) = s.channel() {
+            r.peer_pid.store(channel.peer_pid, Relaxed);
+        }
+    }
+    let connector = s.has(flag::CONNECTOR);
+    stats::count(if connector { Counter::Connected } else { Counter::Accepted });
+    s.trace_anew();
+    for (tx, fast) in [(true, s.published.sends_fast()), (false, s.published.receives_fast())] {
+        if fast {
+            show_path(s, tx, Way::Fast, 0);
+        }
+    }
+    {
+        let _tx = lock::lock_end(&s.tx_lock);
+        s.state.change(State::Parked, Event::Reopened);
+    }
+    fd_table::set(fd, Entry::Socket(s, s.generation16()));
+    if !config::get().accelerate_by_default {
+        // It has been turned off meanwhile.
+        need_kernel(fd, Reason::DisabledByConfig);
+    }
+}
+
+// ---- a peer that has closed ---------------------------------------------------------------------
+
+/// A peer that has closed in good order gets no more bytes: TCP takes what is sent first, answers
+/// with a reset, and says EPIPE from then on. The carrier is shut down in its place.
+pub(super) fn answer_for_closed(s: &Socket, h: &mut TxHeld<'_>, fd: c_int) {
+    let _ = step(s, h.channel, Life::Open, Happens::End);
+    h.end.never = true;
+    s.raise(flag::SHUT_WR | flag::CARRIER_SPOKE);
+    let _ = sys::shutdown(fd, libc::SHUT_RDWR);
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used, clippy::indexing_slicing, reason = "tests may fail loudly")]
+mod tests;

@@ -1,0 +1,276 @@
+//! Carriers that serve several lives, and peers that lie about them.
+
+extern crate std;
+use super::*;
+use crate::path::tests::{A, C, End, promoted_within_the_host, talk};
+use crate::socket::NONE;
+use netacc_proto::lives::Word;
+use std::net::TcpListener;
+use std::os::fd::{AsRawFd, FromRawFd};
+use std::sync::{Mutex, MutexGuard};
+
+/// What is kept is the process's: one test at a time. In fast connect mode.
+fn one_at_a_time() -> MutexGuard<'static, ()> {
+    static ONE: Mutex<()> = Mutex::new(());
+    let guard = ONE.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+    crate::testing::init();
+    let kept = netacc_control::config::Config { fast_connect: true, ..config::get().clone() };
+    config::from_here_on(kept);
+    guard
+}
+
+/// A listener with that backlog that gives out parked connections.
+struct Listening {
+    socket: TcpListener,
+    known: &'static Listener,
+}
+
+impl Listening {
+    fn new(backlog: c_int) -> Listening {
+        let socket = TcpListener::bind("127.0.0.1:0").unwrap();
+        let fd = socket.as_raw_fd();
+        // SAFETY: no pointers.
+        assert_eq!(unsafe { libc::listen(fd, backlog) }, 0);
+        fd_table::set(fd, Entry::Listener(NONE));
+        fast::on_listen(fd);
+        Listening { socket, known: fast::listener(fd).unwrap() }
+    }
+
+    fn give_out(&self) -> Option<c_int> {
+        let s = self.known.next(true, is_taken)?;
+        give_out(self.known, s, 0, |_| ()).ok()
+    }
+}
+
+impl Drop for Listening {
+    fn drop(&mut self) {
+        end_listener(self.known);
+        fd_table::set(self.socket.as_raw_fd(), Entry::None);
+    }
+}
+
+/// A connection on its rings, whose ends know of lives.
+fn first_life(l: &Listening) -> [End; 2] {
+    let ends = promoted_within_the_host();
+    for e in &ends {
+        begin(e.socket, e.socket.channel().unwrap(), e.socket.slot.load(Relaxed) as usize);
+    }
+    l.known.accepted(ends[A].socket);
+    ends
+}
+
+fn word(s: &Socket) -> &'static core::sync::atomic::AtomicU64 {
+    s.channel().unwrap().life(s.slot.load(Relaxed) as usize)
+}
+
+fn place_of(s: &Socket) -> Place {
+    let mut raw = [0u8; 128];
+    let n = sys::socket_name(s.fd.load(Acquire), true, &mut raw);
+    Place::of(&raw[..n as usize]).unwrap()
+}
+
+/// A socket of the application's that takes a carrier to that place.
+fn connects(to: Place) -> Option<c_int> {
+    // SAFETY: no pointers.
+    let fd = unsafe { libc::socket(libc::AF_INET, libc::SOCK_STREAM, 0) };
+    let fresh = Fresh { fd, nonblock: false, cloexec: false, marks: 0 };
+    if connect(&fresh, to) {
+        return Some(fd);
+    }
+    // SAFETY: nobody else knows it.
+    drop(unsafe { std::os::fd::OwnedFd::from_raw_fd(fd) });
+    None
+}
+
+fn end_of(fd: c_int) -> End {
+    End::of(fd, fd_table::socket(fd).unwrap().0)
+}
+
+fn kept() -> usize {
+    fast::count(|_| true)
+}
+
+/// Both applications close, the connector's first.
+fn close_in_good_order(mut ends: [End; 2]) {
+    ends[C].close();
+    assert_eq!(ends[A].receive_now(A, 1), 0);
+    ends[A].close();
+}
+
+/// Neither end is parked any more.
+fn until_none_is_kept() {
+    sweep();
+    crate::testing::pass_ns(fast::HALF_NS);
+    sweep_in_time();
+    assert_eq!(kept(), 0);
+}
+
+#[test]
+fn a_carrier_serves_one_life_after_another() {
+    let _one = one_at_a_time();
+    let l = Listening::new(8);
+    let mut ends = first_life(&l);
+    let to = place_of(ends[C].socket);
+    for _ in 0..4 {
+        close_in_good_order(ends);
+        assert_eq!(kept(), 2);
+        let c = connects(to).unwrap();
+        assert!(connects(to).is_none(), "taken twice");
+        let a = l.give_out().unwrap();
+        assert!(l.give_out().is_none(), "given out twice");
+        ends = [end_of(a), end_of(c)];
+        talk(&mut ends, 1000);
+    }
+    close_in_good_order(ends);
+    drop(l);
+    until_none_is_kept();
+}
+
+#[test]
+fn what_is_taken_when_its_listener_ends_is_reset() {
+    let _one = one_at_a_time();
+    let l = Listening::new(8);
+    let ends = first_life(&l);
+    let to = place_of(ends[C].socket);
+    close_in_good_order(ends);
+    let mut c = end_of(connects(to).unwrap());
+    drop(l);
+    assert_eq!(c.receive_now(C, 1), -(libc::ECONNRESET as isize));
+    c.close();
+    until_none_is_kept();
+}
+
+#[test]
+fn no_more_is_kept_for_a_listener_than_its_backlog() {
+    let _one = one_at_a_time();
+    let l = Listening::new(1);
+    for _ in 0..4 {
+        close_in_good_order(first_life(&l));
+    }
+    let acceptors = || {
+        let mut n = 0;
+        fast::pick_each(
+            |k| k.to.is_none(),
+            |k| {
+                n += 1;
+                give_up(k.socket);
+            },
+        );
+        n
+    };
+    assert_eq!(acceptors(), 2);
+    drop(l);
+    until_none_is_kept();
+}
+
+#[test]
+fn a_listener_that_is_given_up_retires_what_is_parked_for_it() {
+    let _one = one_at_a_time();
+    let l = Listening::new(8);
+    let ends = first_life(&l);
+    let to = place_of(ends[C].socket);
+    close_in_good_order(ends);
+    give_up_listener(l.known);
+    assert!(connects(to).is_none());
+    drop(l);
+    until_none_is_kept();
+}
+
+/// What a liar writes: each life that could be meant, with each mark.
+fn lies() -> impl Iterator<Item = u64> {
+    let lives = [0, 1, 2, 3, u32::MAX].into_iter();
+    let marks = lives.flat_map(|life| (0..32).map(move |m| u64::from(life) << 32 | m));
+    marks.step_by(3).chain([u64::MAX, 1 << 63, 0xffff << 8 | 1 << 32, 0xffff << 8 | 3 | 1 << 32])
+}
+
+#[test]
+fn an_acceptors_peer_that_lies_costs_its_own_carrier_alone() {
+    let _one = one_at_a_time();
+    for lie in lies() {
+        let l = Listening::new(8);
+        let mut ends = first_life(&l);
+        ends[A].close();
+        assert_eq!(kept(), 1);
+        word(ends[A].socket).store(lie, SeqCst);
+        // For a slot that it has, and for others.
+        let channel = ends[C].socket.channel().unwrap();
+        let slot = ends[C].socket.slot.load(Relaxed) as usize;
+        for slot in [slot, slot + 1, 4095] {
+            channel.announce_taken(usize::from(l.known.announced_at()), slot);
+        }
+        if let Some(fd) = l.give_out() {
+            end_of(fd).close();
+        }
+        assert!(l.give_out().is_none());
+        sweep();
+        drop(l);
+        ends[C].close();
+        until_none_is_kept();
+    }
+}
+
+#[test]
+fn a_connectors_peer_that_lies_costs_its_own_carrier_alone() {
+    let _one = one_at_a_time();
+    for lie in lies() {
+        let l = Listening::new(8);
+        let mut ends = first_life(&l);
+        let to = place_of(ends[C].socket);
+        ends[C].close();
+        assert_eq!(kept(), 1);
+        word(ends[C].socket).store(lie, SeqCst);
+        if let Some(fd) = connects(to) {
+            assert!(Word::from_bits(lie).is_ok_and(|w| w.acceptor_closed && w.connector_closed));
+            let mut c = end_of(fd);
+            assert!(connects(to).is_none());
+            c.close();
+        }
+        ends[A].close();
+        drop(l);
+        until_none_is_kept();
+    }
+}
+
+#[test]
+fn nothing_is_kept_or_taken_where_acceleration_is_off() {
+    let _one = one_at_a_time();
+    let l = Listening::new(8);
+    let ends = first_life(&l);
+    let waits = first_life(&l);
+    let [to, there] = [&ends, &waits].map(|ends| place_of(ends[C].socket));
+    close_in_good_order(waits);
+    let mut c = end_of(connects(there).unwrap());
+    close_in_good_order(ends);
+    let on = config::get().clone();
+    config::from_here_on(netacc_control::config::Config {
+        accelerate_by_default: false,
+        ..on.clone()
+    });
+    retire_all();
+    assert_eq!(kept(), 1, "what waits to be accepted, too");
+    assert!(connects(to).is_none(), "taken");
+    assert!(!parks(c.socket, c.socket.generation16(), c.fd));
+    config::from_here_on(on);
+    let mut a = end_of(l.give_out().unwrap());
+    c.close();
+    assert_eq!(a.receive_now(A, 1), 0);
+    a.close();
+    drop(l);
+    until_none_is_kept();
+}
+
+#[test]
+fn a_listener_that_listens_again_has_its_new_backlog() {
+    let _one = one_at_a_time();
+    let l = Listening::new(8);
+    let fd = l.socket.as_raw_fd();
+    // SAFETY: no pointers.
+    assert_eq!(unsafe { libc::listen(fd, 0) }, 0);
+    fast::on_listen(fd);
+    for _ in 0..3 {
+        close_in_good_order(first_life(&l));
+    }
+    assert_eq!(fast::count(|k| k.to.is_none()), 1);
+    drop(l);
+    until_none_is_kept();
+}
