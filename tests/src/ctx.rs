@@ -36,7 +36,12 @@ pub enum Warmup {
     UntilFast,
     /// None: promotion, if any, happens in the middle of the scenario.
     None,
+    /// Short connections before, one of which leaves its carrier to the scenario's.
+    Lives,
 }
+
+/// The server accepts some connections of one request before the scenario's.
+const SHORT_ONES: &str = "short connections come first";
 
 pub struct Ctx {
     pub role: Role,
@@ -159,18 +164,38 @@ impl Ctx {
     }
 
     pub fn hear_addr(&self) -> Addr {
-        let text = self.hear();
+        let mut text = self.hear();
+        if text == SHORT_ONES {
+            text = self.hear();
+            let addr = Addr::parse(&text).expect("an address");
+            self.make_short_ones(addr);
+        }
         Addr::parse(&text).unwrap_or_else(|| panic!("no address: {text:?}"))
     }
 
     /// The server end of the scenario's connection: listens, accepts one, warms up; the listener is
     /// closed.
     pub fn server(&self) -> Fd {
-        let listener = self.listener();
-        self.publish(listener);
+        let listener = self.listener_behind_short_ones();
         let fd = self.accept(listener);
         sys::close(listener).expect("close");
         fd
+    }
+
+    /// A listener that is published, and has had the connections that come before the scenario's.
+    pub fn listener_behind_short_ones(&self) -> Fd {
+        let listener = self.listener();
+        self.behind_short_ones(listener);
+        listener
+    }
+
+    /// The same of one that is there already.
+    pub fn behind_short_ones(&self, listener: Fd) {
+        if self.warmup == Warmup::Lives {
+            self.tell(SHORT_ONES);
+        }
+        self.publish(listener);
+        self.accept_short_ones(listener);
     }
 
     /// Accepts and warms up.
@@ -183,6 +208,37 @@ impl Ctx {
     /// The client end of the scenario's connection.
     pub fn client(&self) -> Fd {
         self.connect(self.hear_addr())
+    }
+
+    /// Connections of one request and one reply, until the client has seen a port again.
+    fn accept_short_ones(&self, listener: Fd) {
+        let mut more = self.warmup == Warmup::Lives;
+        while more {
+            let fd = sys::accept(listener).expect("accept");
+            let kind = recv_exact(fd, 1);
+            send_all(fd, &kind);
+            assert_eq!(sys::recv(fd, &mut [0; 8], 0), Ok(0));
+            sys::close(fd).expect("close");
+            more = kind[0] != b'E';
+            self.tell("short");
+        }
+    }
+
+    fn make_short_ones(&self, addr: Addr) {
+        let (mut ports, mut again) = (std::collections::BTreeSet::new(), 0);
+        for left in (0..500).rev() {
+            let fd = sys::socket(addr.family(), libc::SOCK_STREAM, 0).expect("socket");
+            sys::connect(fd, addr).expect("connect");
+            again += u32::from(!ports.insert(sys::getsockname(fd).expect("getsockname").port()));
+            let last = again > 1 || left == 0;
+            send_all(fd, if last { b"E" } else { b"P" });
+            recv_exact(fd, 1);
+            sys::close(fd).expect("close");
+            assert_eq!(self.hear(), "short");
+            if last {
+                return;
+            }
+        }
     }
 
     /// Connects and warms up.
@@ -238,7 +294,7 @@ impl Ctx {
 
     /// Whether connections have a warm-up in this mode.
     pub fn warms_up(&self) -> bool {
-        self.warmup != Warmup::None
+        !matches!(self.warmup, Warmup::None | Warmup::Lives)
     }
 
     /// The client's half of the warm-up.
@@ -252,7 +308,7 @@ impl Ctx {
     }
 
     fn warm(&self, fd: Fd, before: impl Fn()) {
-        if self.warmup == Warmup::None {
+        if !self.warms_up() {
             return;
         }
         let exchange = |kind: u8| -> i32 {
@@ -275,7 +331,7 @@ impl Ctx {
 
     /// The warm-up of a connection with both ends in this thread.
     pub fn warm_pair(&self, near: Fd, far: Fd) {
-        if self.warmup == Warmup::None {
+        if !self.warms_up() {
             return;
         }
         loop {

@@ -91,6 +91,7 @@ fn part(name: &str, role: &str, warmup: &str) -> ExitCode {
     let warmup = match warmup {
         "UntilFast" => Warmup::UntilFast,
         "None" => Warmup::None,
+        "Lives" => Warmup::Lives,
         _ => Warmup::Fixed,
     };
     // std ignores SIGPIPE; the scenarios are ordinary C programs in this respect.

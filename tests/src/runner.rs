@@ -28,6 +28,8 @@ pub enum Mode {
     Shm,
     /// Both ends, no warm-up: promotion comes in the middle.
     Early,
+    /// Both ends, in fast connect mode: the scenario's connection has a parked carrier.
+    Fast,
     /// Both ends; the library demotes and promotes at random points by itself.
     Switch,
     /// Both ends; connections stay on TCP, and each wait for one looks before it sleeps.
@@ -39,13 +41,14 @@ pub enum Mode {
     Starved,
 }
 
-pub const MODES: [(Mode, &str); 9] = [
+pub const MODES: [(Mode, &str); 10] = [
     (Mode::Plain, "plain"),
     (Mode::Tcp, "tcp"),
     (Mode::ServerOnly, "server-only"),
     (Mode::ClientOnly, "client-only"),
     (Mode::Shm, "shm"),
     (Mode::Early, "early"),
+    (Mode::Fast, "fast"),
     (Mode::Switch, "switch"),
     (Mode::Looks, "looks"),
     (Mode::Rdma, "rdma"),
@@ -90,6 +93,7 @@ impl Mode {
         match self {
             Mode::Shm | Mode::Rdma | Mode::Starved => Warmup::UntilFast,
             Mode::Early => Warmup::None,
+            Mode::Fast => Warmup::Lives,
             _ => Warmup::Fixed,
         }
     }
@@ -363,6 +367,9 @@ pub fn library_env(command: &mut Command, build: &Build, preload: bool) {
     }
     command.env("NETACC_TEST_PROGRAM", own_program()).env("RUST_BACKTRACE", "0");
     if preload {
+        if std::env::var_os("NETACC_TEST_FAST").is_some() {
+            command.env("NACC_FAST_CONNECT", "1");
+        }
         command.env("LD_PRELOAD", &build.library);
         command.env("NACC_LOG_PATH", log_path());
         if let Some(level) = std::env::var_os("NETACC_TEST_LOG_LEVEL") {
@@ -426,6 +433,7 @@ fn start(scenario: &Scenario, role: Role, mode: Mode, build: &Build) -> Side {
         Mode::Early => drop(command.env("NACC_CONN_TCP_FIRST", "1")),
         // So that news mostly comes while a wait looks, also on a busy machine.
         Mode::ServerOnly | Mode::ClientOnly => drop(command.env("NACC_POLL_TCP_US", "1000")),
+        Mode::Fast => drop(command.env("NACC_FAST_CONNECT", "1")),
         Mode::Switch => switching_env(&mut command, build, 12345),
         Mode::Looks => {
             let _ = command.env("LD_PRELOAD", &build.switching).env("NETACC_TEST_LOOKS", LOOKS_US);

@@ -142,6 +142,7 @@ pub fn all() -> Vec<Scenario> {
     list.extend(scenarios::looks_ends::list());
     list.extend(scenarios::fds::list());
     list.extend(scenarios::connect::list());
+    list.extend(scenarios::lives::list());
     list.extend(scenarios::options::list());
     list.extend(scenarios::process::list());
     list.extend(scenarios::rights::list());

@@ -12,6 +12,7 @@ pub mod exhausted;
 pub mod fds;
 pub mod leaving;
 pub mod left;
+pub mod lives;
 pub mod looks;
 pub mod looks_ends;
 pub mod memory;

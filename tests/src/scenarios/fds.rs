@@ -651,6 +651,7 @@ pub fn list() -> Vec<Scenario> {
             ("shm", PIDFD_GETFD),
             ("rdma", PIDFD_GETFD),
             ("early", PIDFD_GETFD),
+            ("fast", PIDFD_GETFD),
             ("switch", PIDFD_GETFD),
         ])
         .passed_through(),

@@ -462,6 +462,7 @@ pub fn list() -> Vec<Scenario> {
         .skip(&[
             ("shm", BLOCKED),
             ("early", BLOCKED),
+            ("fast", BLOCKED),
             ("switch", BLOCKED),
             ("rdma", BLOCKED),
         ]),

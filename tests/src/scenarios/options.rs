@@ -373,6 +373,7 @@ pub fn list() -> Vec<Scenario> {
         )
         .skip(&[
             ("early", "the path is not known"),
+            ("fast", "the path is not known"),
             ("switch", "the path is not known"),
         ]),
         pair(
