@@ -43,6 +43,7 @@ mod policy;
 mod progress;
 mod proof;
 mod shares;
+mod silence;
 #[cfg(test)]
 mod tests;
 mod whole;

@@ -71,7 +71,7 @@ pub(crate) fn attach(s: &'static Socket, g: u16, fd: c_int) {
         r.peer_pid.store(channel.peer_pid, Relaxed);
         r.set_rings([offer.tx_bytes, offer.rx_bytes]);
     }
-    s.lower(flag::TOLD | flag::BROKEN_OFF | flag::RESET);
+    s.lower(flag::TOLD | flag::BROKEN_OFF | flag::RESET | flag::TIMED_OUT);
     s.state.happens(Event::Attached);
     trace_attached(s, channel.peer_pid, offer.slot);
     drop(locks);

@@ -6,9 +6,9 @@ use super::leave::between_hosts::await_carrier;
 use super::leave::{leave_if_due, to_kernel};
 use super::receive_once::Destination;
 use super::receiving::Receiving;
-use super::send::is_broken;
+use super::send::{is_broken, why_broken};
 use super::waits::{Patience, never_waits};
-use super::{EAGAIN, ECONNRESET, EFAULT};
+use super::{EAGAIN, EFAULT};
 use crate::channel::Side;
 use crate::lock::bump;
 use crate::outcome::{PASS, Ret};
@@ -288,7 +288,7 @@ pub(super) unsafe fn recv_inherited(on: Named, iov: &[iovec], total: usize, flag
         ) {
             Ok(()) if s.generation16() == g && s.is(State::Attached) && is_broken(s) => {
                 let told = if flags & libc::MSG_PEEK == 0 { flag::TOLD } else { 0 };
-                if s.flags.fetch_or(told, AcqRel) & flag::TOLD == 0 { ECONNRESET } else { 0 }
+                if s.flags.fetch_or(told, AcqRel) & flag::TOLD == 0 { why_broken(s) } else { 0 }
             }
             Ok(()) => PASS,
             Err(r) => r,

@@ -3,7 +3,7 @@
 use super::ends::{RxHeld, load_announce};
 use super::receive::{drain, received_fast};
 use super::reset::{is_reset, peer_has_ended};
-use super::send::is_broken;
+use super::send::{is_broken, why_broken};
 use super::{ASK_CARRIER_IN_SET_NS, ASK_CARRIER_NS, EAGAIN, ECONNRESET, EFAULT, header_of};
 use crate::heap::Scratch;
 use crate::lives::has_closed;
@@ -194,7 +194,7 @@ pub(super) fn carrier_ended(
             let ours =
                 (r == -(libc::ENOTCONN as Ret) && is_broken(s)) || (may_be && is_reset(s, fd));
             if ours {
-                r = if s.has(flag::TOLD) { 0 } else { ECONNRESET };
+                r = if s.has(flag::TOLD) { 0 } else { why_broken(s) };
             } else if r == 0 {
                 // What the look for a reset has found instead.
                 r = s.kept_error.swap(0, Relaxed) as Ret;
@@ -220,7 +220,7 @@ pub(super) fn carrier_ended(
                 h.end.pending_error = 0;
                 s.raise(flag::TOLD);
             }
-            Look::Kernel(ECONNRESET)
+            Look::Kernel(why_broken(s))
         }
         Ok(EofVerdict::DrainFastFirst) => Look::Again,
         Ok(EofVerdict::SkipThenDrain { skip }) => {

@@ -12,7 +12,7 @@
 //! (tcp(7)), behind all that the peer has sent.
 
 use super::ends::hold_tx;
-use super::send::is_broken;
+use super::send::{is_broken, why_broken};
 use crate::channel::quiet;
 use crate::log::debug_log;
 use crate::socket::{Socket, flag};
@@ -141,7 +141,7 @@ pub(crate) fn on_error_taken(s: &'static Socket, g: u16, fd: c_int, error: c_int
         && hold_tx(s, g).is_ok_and(|_held| is_reset_by(s, fd, error))
     {
         let told = s.flags.fetch_or(flag::TOLD, AcqRel) & flag::TOLD != 0;
-        return Some(if told { 0 } else { libc::ECONNRESET });
+        return Some(if told { 0 } else { -why_broken(s) as c_int });
     }
     if error != 0 {
         if carrier::is_closed(fd) {
@@ -150,7 +150,8 @@ pub(crate) fn on_error_taken(s: &'static Socket, g: u16, fd: c_int, error: c_int
         return None;
     }
     let broken = is_broken(s) || is_reset_now(s, g, fd);
-    (broken && s.flags.fetch_or(flag::TOLD, AcqRel) & flag::TOLD == 0).then_some(libc::ECONNRESET)
+    (broken && s.flags.fetch_or(flag::TOLD, AcqRel) & flag::TOLD == 0)
+        .then(|| -why_broken(s) as c_int)
 }
 
 /// The carrier has ended, or failed.

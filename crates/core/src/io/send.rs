@@ -71,12 +71,17 @@ pub(super) fn is_broken(s: &Socket) -> bool {
     s.has(flag::RESET) || (s.has(flag::BROKEN_OFF | flag::CORRUPT) && s.path().is_lossy())
 }
 
+/// What such a connection fails with.
+pub(super) fn why_broken(s: &Socket) -> Ret {
+    if s.has(flag::TIMED_OUT) { -(libc::ETIMEDOUT as Ret) } else { ECONNRESET }
+}
+
 /// A send on such a connection: the error once, if nobody was told, then as on any that is over
 /// (send(2)).
 #[cold]
 pub(super) fn send_broken(s: &Socket, flags: c_int) -> Ret {
     if s.flags.fetch_or(flag::TOLD, AcqRel) & flag::TOLD == 0 {
-        return ECONNRESET;
+        return why_broken(s);
     }
     if flags & libc::MSG_NOSIGNAL == 0 {
         sys::raise(libc::SIGPIPE);

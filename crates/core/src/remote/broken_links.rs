@@ -138,6 +138,7 @@ impl Remote {
         let [.., last] = RETRY_NS;
         let after: u64 = (0..=retries).map(|n| RETRY_NS.get(n).copied().unwrap_or(last)).sum();
         let next = since.saturating_add(after);
+        self.time_out_unheard(i, now);
         self.look_at_carriers(i);
         let soon = since + BACK_LOST_NS + 1;
         self.at(match now < soon {

@@ -86,10 +86,12 @@ pub(super) fn clear_channel(c: &'static Channel) {
 
 /// A connection on its way back.
 pub(super) struct Leaving {
-    link: usize,
-    serial: u32,
-    slot: usize,
-    departure: Departure,
+    pub(super) link: usize,
+    pub(super) serial: u32,
+    pub(super) slot: usize,
+    pub(super) departure: Departure,
+    /// Since when the peer is waited for, found while its link was broken; 0: it is not.
+    pub(super) unheard_since: u64,
     /// Bytes wait for room on the carrier: when they are tried again, and the pause after that.
     again_at: u64,
     pause: u64,
@@ -222,6 +224,7 @@ impl Remote {
                     serial,
                     slot,
                     departure: Departure::new(s),
+                    unheard_since: 0,
                     again_at: 0,
                     pause: RESEND_NS,
                 });

@@ -150,6 +150,8 @@ pub(super) struct Link {
     /// When it broke, and how often it was tried to resume since.
     pub(super) broken_at: u64,
     pub(super) retries: usize,
+    /// Connector: when the peer's host last answered a try to resume it.
+    pub(super) answered_at: u64,
     /// While it is broken: the peer's process is gone, or, for a connector, nobody listens any more
     /// where it did.
     pub(super) deserted: bool,
@@ -254,7 +256,11 @@ pub(super) struct Route {
     pub(super) device: usize,
 }
 
-/// Small frames, at once; and a peer whose host has vanished is noticed.
+/// A link of which nothing is heard for so long is broken.
+const SILENT_MS: c_int = 45_000;
+
+/// Small frames, at once; and a peer whose host has vanished is noticed, whether something is under
+/// way to it (TCP_USER_TIMEOUT) or not (the kernel does not probe while something is).
 pub(super) fn set_up(fd: c_int) {
     for (level, name, value) in [
         (libc::IPPROTO_TCP, libc::TCP_NODELAY, 1),
@@ -262,8 +268,9 @@ pub(super) fn set_up(fd: c_int) {
         (libc::IPPROTO_TCP, libc::TCP_KEEPIDLE, 15),
         (libc::IPPROTO_TCP, libc::TCP_KEEPINTVL, 5),
         (libc::IPPROTO_TCP, libc::TCP_KEEPCNT, 6),
+        (libc::IPPROTO_TCP, libc::TCP_USER_TIMEOUT, SILENT_MS),
     ] {
-        let _ = sys::setsockopt(fd, level, name, &(value as c_int));
+        let _ = sys::setsockopt(fd, level, name, &value);
     }
 }
 
@@ -320,6 +327,7 @@ impl Remote {
             broken_at: 0,
             deserted: false,
             retries: 0,
+            answered_at: 0,
             input: Vec::new(),
             output: VecDeque::new(),
             blocked: connecting,
@@ -510,7 +518,8 @@ impl Remote {
             if events & libc::EPOLLOUT as u32 == 0 {
                 return;
             }
-            (l.phase, l.since) = (Phase::Greeting, sys::now_ns());
+            let now = sys::now_ns();
+            (l.phase, l.since, l.answered_at) = (Phase::Greeting, now, now);
             self.port_answers(i, Answer::Taken);
             let Some(l) = self.link(i) else { return };
             // Connected to itself (a free port of this host): nobody.

@@ -156,6 +156,8 @@ struct Rig {
     visits: [u64; QUEUES],
     io: c_int,
     all: c_int,
+    /// Have filled queues of listening sockets.
+    callers: Vec<c_int>,
     _one: std::sync::MutexGuard<'static, ()>,
 }
 
@@ -196,6 +198,7 @@ impl Rig {
             visits: [0; QUEUES],
             io,
             all,
+            callers: Vec::new(),
             _one: one,
         };
         assert!(watch(all, io, libc::EPOLLIN as u32, 0));
@@ -927,7 +930,7 @@ impl Drop for Rig {
                 }
             }
         }
-        for fd in [self.io, self.all] {
+        for fd in self.callers.drain(..).chain([self.io, self.all]) {
             fd_table::close_internal(fd);
         }
     }

@@ -99,6 +99,9 @@ pub(crate) const CORRUPT: u32 = 1 << 25;
 /// The application was told that the stream broke off. (As of any error, once: tcp(7).)
 pub(crate) const TOLD: u32 = 1 << 26;
 
+/// With `BROKEN_OFF`: because nothing was heard of the peer for as long as TCP waits (ETIMEDOUT).
+pub(crate) const TIMED_OUT: u32 = 1 << 31;
+
 /// No two are the same bit.
 const _: () = {
     let all = [
@@ -133,6 +136,7 @@ const _: () = {
         BROKEN_OFF,
         CORRUPT,
         TOLD,
+        TIMED_OUT,
     ];
     let (mut seen, mut rest) = (0u32, all.as_slice());
     while let [first, others @ ..] = rest {

@@ -144,6 +144,25 @@ impl Departure {
         }
     }
 
+    pub(crate) fn socket(&self) -> &'static Socket {
+        self.held.0
+    }
+
+    /// TCP's patience with a peer that does not answer, if the application has set it
+    /// (TCP_USER_TIMEOUT).
+    pub(crate) fn user_timeout_ns(&self) -> Option<u64> {
+        let mut ms: c_int = 0;
+        self.on_carrier(|fd| {
+            let _ = sys::getsockopt(fd, libc::IPPROTO_TCP, libc::TCP_USER_TIMEOUT, &mut ms);
+        });
+        (ms > 0).then(|| u64::from(ms.unsigned_abs()) * 1_000_000)
+    }
+
+    /// The connection is about to be given up, because nothing is heard of the peer.
+    pub(crate) fn times_out(&self) {
+        self.held.0.raise(flag::TIMED_OUT);
+    }
+
     /// Nothing is sent any more, and the close resets the connection; where bytes are missing that
     /// were to come, it is reset now. What was received is still read, and what has come over the
     /// carrier if nothing is missing before it.
