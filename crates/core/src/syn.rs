@@ -39,8 +39,8 @@ pub(crate) struct Syn {
     ended: AtomicU64,
     /// It was a connection then: no other SYN has left since.
     made: AtomicBool,
-    /// Connector: both ends have time stamps, so its SYN had one.
-    stamped: AtomicBool,
+    /// Connector: the kernel says that the connection has no time stamps.
+    bare: AtomicBool,
 }
 
 /// Values of `Syn::state`: nobody has asked.
@@ -67,6 +67,7 @@ impl Syn {
     pub(crate) fn reset(&self) {
         self.state.store(NEW, Relaxed);
         self.began.store(0, Relaxed);
+        self.bare.store(false, Relaxed);
     }
 
     /// Acceptor: what the SYN said.
@@ -88,16 +89,22 @@ impl Syn {
         }
     }
 
-    /// Connector: who accepts can show that it knows the time stamp. (Where this host sends none,
-    /// what is said of it here is of no SYN.)
+    /// Connector: there is no time stamp that who accepts could know, as one of the two hosts has
+    /// none. (Not that this end knows nothing of it.)
+    pub(crate) fn is_bare(&self) -> bool {
+        self.bare.load(Relaxed)
+    }
+
+    /// Connector: who accepts can show here that it knows the time stamp. (Where this host sends
+    /// none, what is said of it here is of no SYN.)
     pub(crate) fn can_be_shown(&self) -> bool {
-        self.proof().knows() && self.stamped.load(Relaxed)
+        self.proof().knows() && !self.is_bare()
     }
 
     /// Tests: as if one of the two hosts had no time stamps.
     #[cfg(test)]
     pub(crate) fn forget_stamps(&self) {
-        self.stamped.store(false, Relaxed);
+        self.bare.store(true, Relaxed);
     }
 
     /// Tests: nothing is known of it, or that it had no time stamp.
@@ -224,12 +231,12 @@ impl Syn {
 
     /// What the time stamp of the SYN can have been.
     fn prove(&self, fd: c_int) -> Option<Proof> {
+        let packets = carrier::packets(fd)?;
+        self.bare.store(!packets.stamped, Relaxed);
         let began = self.began.load(Relaxed);
         if began == 0 {
             return None;
         }
-        let packets = carrier::packets(fd)?;
-        self.stamped.store(packets.stamped, Relaxed);
         let before = sys::kernel_ns();
         let mut shows: u32 = 0;
         if sys::getsockopt(fd, IPPROTO_TCP, TCP_TIMESTAMP, &mut shows) < 0 {

@@ -157,7 +157,7 @@ impl Remote {
         }
         l.trust = Trust::Proven;
         debug_log!("the process at {} is one that accepts there", l.peer);
-        // The others' proofs can be said.
+        // The others' proofs can be said, and offers for those without are believed.
         let gone = Event::LinkGone { link: l.number(), now: 0 };
         let mut at = self.connected.oldest();
         while let Some(key) = at {
@@ -165,7 +165,7 @@ impl Remote {
             if key != Key(token)
                 && self.was_told(i, key)
                 && let Some(m) = self.connected.get_mut(key)
-                && m.socket.syn.can_be_shown()
+                && !m.socket.syn.is_bare()
             {
                 m.agreement.step(gone);
             }
@@ -175,10 +175,11 @@ impl Remote {
     }
 
     /// Whether an offer for a candidate comes from a process that accepts there. (Of a connection
-    /// without time stamps nobody can show anything.)
+    /// without time stamps nobody can show anything. One of which this end alone knows nothing has
+    /// to wait until another one has shown it.)
     pub(super) fn is_believed_offer(&self, i: usize, key: Key) -> bool {
-        let shows = self.connected.get(key).is_some_and(|(_, m)| m.socket.syn.can_be_shown());
-        let believed = !shows || self.link(i).is_some_and(Link::is_proven);
+        let is_bare = self.connected.get(key).is_some_and(|(_, m)| m.socket.syn.is_bare());
+        let believed = is_bare || self.link(i).is_some_and(Link::is_proven);
         if !believed {
             stats::count(Counter::AuthFailures);
             warn_of_peer!("an offer of a process that has not shown that it accepts there");

@@ -35,6 +35,39 @@ fn who_does_not_know_a_connections_syn_is_not_its_acceptor() {
     }
 }
 
+/// Nor where the connector does not know either what its SYN said: it has not seen the call of
+/// connect, or that took so long that a claim would leave too much open.
+#[test]
+fn who_knows_nothing_is_not_believed_by_who_knows_nothing() {
+    for seen in [false, true] {
+        let mut rig = Rig::new(Order::Prompt, Model::ROCE, 2);
+        let i = rig.connect(0, 1);
+        let [c, a] = &rig.conns[i];
+        if seen {
+            let ended = sys::kernel_ns();
+            c.socket.syn.sent(ended - 5_000_000_000, ended, true);
+        } else {
+            c.socket.syn.set_began(0);
+        }
+        // So it offers, and can show nothing.
+        a.socket.syn.forget(false);
+        let before = failures();
+        for _ in 0..20 {
+            rig.chat(i);
+            rig.settle();
+        }
+        assert!(!rig.conns[i][C].socket.syn.proof().knows());
+        assert!(!rig.is_fast(i) && !rig.is_attached(i, C), "{}", rig.describe());
+        assert!(failures() > before);
+        // Once it has shown for another connection that it accepts there, it is.
+        let other = rig.connect(0, 1);
+        rig.promoted(other);
+        rig.promoted(i);
+        rig.exchange(i, 20_000);
+        rig.finish();
+    }
+}
+
 /// Where one of the two hosts has no time stamps there is nothing to show: the address counts.
 #[test]
 fn without_time_stamps_nobody_has_to_show_anything() {
