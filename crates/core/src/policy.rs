@@ -10,6 +10,14 @@ use netacc_control::stats::Reason;
 pub(crate) const SO_BINDTOIFINDEX: c_int = 62;
 const IP_MTU: c_int = 14;
 const IPV6_MTU: c_int = 24;
+const IP_MINTTL: c_int = 21;
+const IPV6_MINHOPCOUNT: c_int = 73;
+/// What a program adds to the headers of its packets.
+const HEADERS: [c_int; 4] =
+    [libc::IPV6_HOPOPTS, libc::IPV6_RTHDRDSTOPTS, libc::IPV6_RTHDR, libc::IPV6_DSTOPTS];
+/// Who allows its packets fewer hops than that wants them to stay near. (64 are usual, and 255
+/// where the other end looks at how many are left, which it does by IP_MINTTL.)
+const FEW_HOPS: u32 = 32;
 /// The bits of a traffic class that are the network's (ECN).
 pub(crate) const ECN: u8 = 3;
 
@@ -53,7 +61,8 @@ pub(crate) fn of(fd: c_int, local: IpAddr) -> Result<Asked, Reason> {
         let tos = if ip.is_ipv6() { number(fd, libc::IPPROTO_IP, libc::IP_TOS) } else { None };
         priority == priority_of(class) || tos.is_some_and(|tos| priority == priority_of(tos as u8))
     };
-    if of_socket(libc::SO_MARK) != 0 || (priority != 0 && !goes_with_tos()) || is_paced(fd) {
+    let is_prioritized = priority != 0 && !goes_with_tos();
+    if of_socket(libc::SO_MARK) != 0 || is_prioritized || is_paced(fd) || is_special(fd, ip) {
         return Err(Reason::KernelPolicy);
     }
     let interface = of_socket(SO_BINDTOIFINDEX);
@@ -81,6 +90,20 @@ fn is_paced(fd: c_int) -> bool {
         && rate != u64::MAX
 }
 
+/// Its packets go few hops only, have to come with many left, or have headers of their own: a queue
+/// pair's packets are the device's.
+fn is_special(fd: c_int, ip: IpAddr) -> bool {
+    let (level, hops, least) = match ip {
+        IpAddr::V4(_) => (libc::IPPROTO_IP, libc::IP_TTL, IP_MINTTL),
+        IpAddr::V6(_) => (libc::IPPROTO_IPV6, libc::IPV6_UNICAST_HOPS, IPV6_MINHOPCOUNT),
+    };
+    let headers: &[c_int] = if ip.is_ipv4() { &[libc::IP_OPTIONS] } else { &HEADERS };
+    let has = |name: &c_int| sys::getsockopt_bytes(fd, level, *name, &mut [0; 64]) > 0;
+    number(fd, level, hops).is_some_and(|hops| hops < FEW_HOPS)
+        || number(fd, level, least).is_some_and(|least| least != 0)
+        || headers.iter().any(has)
+}
+
 /// The priority that goes with a traffic class, which the kernel sets with IP_TOS
 /// (`rt_tos2priority`).
 fn priority_of(class: u8) -> u32 {
@@ -100,8 +123,13 @@ pub(crate) fn is_about(level: c_int, name: c_int) -> bool {
                 | SO_BINDTOIFINDEX
                 | libc::SO_MAX_PACING_RATE
         ),
-        libc::IPPROTO_IP => name == libc::IP_TOS,
-        libc::IPPROTO_IPV6 => name == libc::IPV6_TCLASS,
+        libc::IPPROTO_IP => {
+            matches!(name, libc::IP_TOS | libc::IP_TTL | IP_MINTTL | libc::IP_OPTIONS)
+        }
+        libc::IPPROTO_IPV6 => {
+            matches!(name, libc::IPV6_TCLASS | libc::IPV6_UNICAST_HOPS | IPV6_MINHOPCOUNT)
+                || HEADERS.contains(&name)
+        }
         _ => false,
     }
 }

@@ -37,6 +37,8 @@ pub(crate) struct Way {
     /// An interface encrypts what goes by it (MACsec); the one of the address belongs to a VRF.
     pub(crate) encrypts: bool,
     pub(crate) in_vrf: bool,
+    /// What the kernel does with packets cannot be learned: it may encrypt them.
+    pub(crate) unseen: bool,
 }
 
 impl Way {
@@ -49,8 +51,16 @@ impl Way {
         known && mtu.min(Way::MTU_MAX) != self.mtu.min(Way::MTU_MAX)
     }
 
-    pub(crate) const UNKNOWN: Way =
-        Way { reach: Reach::Near, interface: 0, out: 0, mtu: 0, encrypts: false, in_vrf: false };
+    pub(crate) const UNKNOWN: Way = Way {
+        reach: Reach::Near,
+        interface: 0,
+        out: 0,
+        mtu: 0,
+        encrypts: false,
+        in_vrf: false,
+        unseen: false,
+    };
+    const UNSEEN: Way = Way { unseen: true, ..Way::UNKNOWN };
 }
 
 /// `ARPHRD_INFINIBAND`: a gateway between two fabrics routes IP, and no queue pairs.
@@ -87,9 +97,9 @@ pub(crate) fn of(local: IpAddr, peer: IpAddr) -> Way {
     let fd = netlink_socket();
     if fd < 0 {
         warn_of_refusal(-fd);
-        return Way::UNKNOWN;
+        return Way::UNSEEN;
     }
-    let way = ask(fd, local, peer).unwrap_or(Way::UNKNOWN);
+    let way = ask(fd, local, peer).unwrap_or(Way::UNSEEN);
     fd_words::close_internal(fd);
     way
 }
@@ -114,8 +124,9 @@ fn warn_of_refusal(errno: c_int) {
     let short = [libc::EMFILE, libc::ENFILE, libc::ENOMEM, libc::ENOBUFS].contains(&errno);
     if !short && config::get().kernel_policy && !REFUSED.swap(true, Relaxed) {
         warn_log!(
-            "no netlink socket (errno {errno}): connections go over RDMA also where the kernel \
-             would encrypt their packets (IPsec, MACsec); allow AF_NETLINK, or set NACC_PATHS=shm"
+            "no netlink socket (errno {errno}): whether the kernel encrypts packets (IPsec, MACsec) \
+             is not known, so connections between hosts stay on TCP; allow AF_NETLINK, or set \
+             NACC_KERNEL_POLICY=0"
         );
     }
 }
@@ -126,7 +137,7 @@ fn ask(fd: c_int, local: IpAddr, peer: IpAddr) -> Option<Way> {
         // As 127.0.1.1 is one of 127.0.0.0/8, which is all this host's.
         return Some(Way::UNKNOWN);
     };
-    let link = link(fd, interface).unwrap_or_default();
+    let link = link(fd, interface)?;
     let free = route(fd, local, peer, None);
     let by_it = match free {
         Some(route) if route.out == interface => Some(route),
@@ -144,11 +155,7 @@ fn ask(fd: c_int, local: IpAddr, peer: IpAddr) -> Option<Way> {
         Way { reach, interface, encrypts: link.encrypts, in_vrf: link.in_vrf, ..Way::UNKNOWN };
     if let Some(route) = free.filter(|_| !local_one && reach != Reach::No) {
         // With two interfaces in one network that may be the other one.
-        let by = if route.out == interface {
-            link
-        } else {
-            self::link(fd, route.out).unwrap_or_default()
-        };
+        let by = if route.out == interface { link } else { self::link(fd, route.out)? };
         (way.out, way.mtu) = (route.out, route.mtu_on(&by, peer));
         way.encrypts |= by.encrypts;
     }
@@ -515,7 +522,7 @@ mod tests {
             warn_of_refusal(errno);
         }
         assert!(!REFUSED.load(Relaxed), "that passes");
-        assert_eq!(way("10.0.0.1", "10.0.0.2"), Way::UNKNOWN);
+        assert_eq!(way("10.0.0.1", "10.0.0.2"), Way::UNSEEN);
         assert!(REFUSED.load(Relaxed));
         assert_eq!(config::get().connections_per_channel, 4, "is that of all tests");
     }

@@ -58,7 +58,7 @@ impl Remote {
         let is_free = [0, way.out].contains(&asked.interface);
         match asked.interface {
             _ if way.encrypts || (is_wrapped && is_free) => Some(Reason::Ipsec),
-            _ if way.in_vrf => Some(Reason::KernelPolicy),
+            _ if way.in_vrf || way.unseen => Some(Reason::KernelPolicy),
             0 => None,
             bound => (bound != way.interface).then_some(Reason::KernelPolicy),
         }

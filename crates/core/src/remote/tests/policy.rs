@@ -9,6 +9,7 @@ use crate::reach::{PRETENDED, Way};
 use netacc_control::config::Config;
 use netacc_control::stats::Counter;
 
+const IP_MINTTL: c_int = 21;
 const HIGH: c_int = 0x68;
 const LOW: c_int = 0x20;
 
@@ -250,7 +251,15 @@ fn what_rdma_does_not_do_keeps_a_connection_on_tcp() {
         return;
     }
     for side in [C, A] {
-        for (option, value) in [(MARK, 7), (PRIORITY, 5), (PACING, 1_000_000)] {
+        for (option, value) in [
+            (MARK, 7),
+            (PRIORITY, 5),
+            (PACING, 1_000_000),
+            ((libc::IPPROTO_IP, libc::IP_TTL), 1),
+            ((libc::IPPROTO_IP, IP_MINTTL), 10),
+            // Three that mean nothing, and their end.
+            ((libc::IPPROTO_IP, libc::IP_OPTIONS), 0x0001_0101),
+        ] {
             // From the start, and when it is on the ring.
             for late in [false, true] {
                 let mut rig = Rig::new(Order::Prompt, Model::ROCE, 2);
@@ -302,6 +311,35 @@ fn the_priority_of_ip_tos_is_no_other_wish_on_ipv6_either() {
     assert_eq!(of(), Err(Reason::KernelPolicy));
 }
 
+#[test]
+fn few_hops_and_headers_of_its_own_are_another_wish_on_ipv6_too() {
+    const MINHOPCOUNT: c_int = 73;
+    // (The kernel lets root alone add headers: of nothing but padding.)
+    let padding = 0x0401_0000u64;
+    for (name, value, other) in [
+        (libc::IPV6_UNICAST_HOPS, 255, false),
+        (libc::IPV6_UNICAST_HOPS, 64, false),
+        (libc::IPV6_UNICAST_HOPS, 1, true),
+        (MINHOPCOUNT, 0, false),
+        (MINHOPCOUNT, 255, true),
+        (libc::IPV6_HOPOPTS, padding, true),
+        (libc::IPV6_DSTOPTS, padding, true),
+    ] {
+        let socket = std::net::UdpSocket::bind("[::1]:0").unwrap();
+        socket.connect("[::1]:9").unwrap();
+        let fd = std::os::fd::AsRawFd::as_raw_fd(&socket);
+        let set = if value == padding {
+            sys::setsockopt(fd, libc::IPPROTO_IPV6, name, &value)
+        } else {
+            sys::setsockopt(fd, libc::IPPROTO_IPV6, name, &(value as c_int))
+        };
+        assert!(set == 0 || (value == padding && sys::geteuid() != 0), "{name}");
+        let of = crate::policy::of(fd, "::1".parse().unwrap());
+        assert_eq!(of.err(), (other && set == 0).then_some(Reason::KernelPolicy), "{name} {value}");
+        assert!(crate::policy::is_about(libc::IPPROTO_IPV6, name));
+    }
+}
+
 /// With a way that is looked up as this one, used from the start.
 #[track_caller]
 fn over(way: Way, bound: u32) -> Option<Reason> {
@@ -334,9 +372,11 @@ fn packets_that_the_kernel_wraps_are_none_of_rdmas() {
     assert_eq!(over(Way { mtu: 0, ..way }, 0), None, "nobody knows");
     assert_eq!(over(Way { encrypts: true, ..way }, 0), Some(Reason::Ipsec));
     assert_eq!(over(Way { in_vrf: true, ..way }, 0), Some(Reason::KernelPolicy));
+    let unseen = Way { unseen: true, ..way };
+    assert_eq!(over(unseen, 0), Some(Reason::KernelPolicy), "it may be all of that");
     let nothing = Config { kernel_policy: false, ..Config::default() };
     crate::config::with(nothing, || {
-        assert_eq!(over(Way { mtu: 1500, encrypts: true, ..way }, 0), None, "not to be heeded");
+        assert_eq!(over(Way { mtu: 1500, encrypts: true, ..unseen }, 0), None, "not to be heeded");
     });
 }
 
