@@ -7,11 +7,12 @@
 //! ([`Remote::become_keeper`]), where nothing of the fabric's is touched any more: pairs have ended
 //! with the process. What is left are links, words, and carriers of its own.
 
-use super::links::{Conn, Fault, Phase};
+use super::links::{Conn, Fault, Link, Phase};
+use super::listeners::Listener;
 use super::pairs::PairState;
 use super::{
-    EVENT_BELL, EVENT_KIND, EVENT_LINK, EVENT_SIGNAL, INBOX, Remote, TURN, close_own, leave,
-    note_own, watch,
+    EVENT_BELL, EVENT_KIND, EVENT_LINK, EVENT_LISTENER, EVENT_SIGNAL, INBOX, Remote, TURN,
+    close_own, leave, note_own, watch,
 };
 use crate::agent::Ending;
 use crate::io;
@@ -22,10 +23,11 @@ use crate::wire::parting;
 use crate::{config, process, sys};
 use alloc::vec::Vec;
 use core::ffi::c_int;
+use core::net::SocketAddr;
 use core::sync::atomic::Ordering::*;
 use libc::epoll_event;
 use netacc_proto::agreement::SlotState;
-use netacc_proto::rendezvous::Message;
+use netacc_proto::rendezvous::{Message, Role};
 
 /// So long a process that ends waits itself: peers whose programs run have answered by then.
 const HAND_OVER_NS: u64 = 10_000_000;
@@ -206,7 +208,9 @@ impl Remote {
         let own = [self.epoll, BELL.load(Acquire)];
         let of_life = life.as_ref().map_or([-1; 3], Life::descriptors);
         let links = self.links.iter().flatten().map(|l| l.fd);
-        let all = connections.iter().map(|k| k.fd).chain(links).chain(own);
+        let listeners =
+            self.listeners.iter().filter(|l| self.comes_back(l, &connections)).map(|l| l.fd);
+        let all = connections.iter().map(|k| k.fd).chain(links).chain(listeners).chain(own);
         // (Not the program's end of the pipe.)
         for fd in all.chain(of_life.into_iter().take(2)).filter(|fd| *fd >= 0) {
             if descriptors.try_reserve(1).is_err() {
@@ -226,6 +230,13 @@ impl Remote {
         some
     }
 
+    /// A link of these connections would come back there, should it break.
+    fn comes_back(&self, at: &Listener, connections: &[Kept]) -> bool {
+        let is_of =
+            |l: &Link| l.role == Role::Acceptor && SocketAddr::new(l.local, l.port) == at.local;
+        connections.iter().any(|k| self.link(k.link).is_some_and(is_of))
+    }
+
     #[cfg(test)]
     pub(super) fn kept_carriers(&self) -> Vec<c_int> {
         self.keeping.iter().flat_map(|k| &k.connections).map(|k| k.fd).collect()
@@ -236,7 +247,7 @@ impl Remote {
     /// The process that all this was of is gone, and with it the pairs. What is not kept is
     /// forgotten; its carriers have ended.
     pub(super) fn become_keeper(&mut self) {
-        let Some(keeping) = self.keeping.as_mut() else { return };
+        let Some(mut keeping) = self.keeping.take() else { return };
         keeping.taken_over = true;
         keeping.until = sys::now_ns().saturating_add(life_ns());
         keeping.connections.retain(|k| {
@@ -253,7 +264,16 @@ impl Remote {
         let kept: Vec<(usize, usize)> =
             keeping.connections.iter().map(|k| (k.link, k.slot)).collect();
         self.devices.abandon();
-        core::mem::forget(core::mem::take(&mut self.listeners));
+        let unused = |l: &Listener| !self.comes_back(l, &keeping.connections);
+        let unused: Vec<bool> = self.listeners.iter().map(unused).collect();
+        self.keeping = Some(keeping);
+        for (l, unused) in self.listeners.iter_mut().zip(unused) {
+            l.cm = None;
+            if unused {
+                // (It has no such descriptor.)
+                l.fd = -1;
+            }
+        }
         for table in [&mut self.connected, &mut self.accepted] {
             while let Some(key) = table.oldest() {
                 table.remove(key);
@@ -324,6 +344,7 @@ impl Remote {
                     let _ = sys::read(BELL.load(Acquire), &mut count);
                     WOKEN.store(false, SeqCst);
                 }
+                EVENT_LISTENER => self.take_callers(rest as usize),
                 EVENT_LINK => self.serve_link((rest & 0xffff) as usize, (rest >> 16) as u32, bits),
                 EVENT_SIGNAL => {
                     let _ = sys::read(rest as c_int, &mut [0u8; 128]);

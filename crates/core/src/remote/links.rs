@@ -689,6 +689,10 @@ impl Remote {
             }
             self.send(i, Message::Resume { known: false, key: [0; 16] });
         }
+        if self.is_keeper() {
+            // Nothing new begins with it.
+            return Err(Fault::NotFound);
+        }
         // Who has shown nothing may have another one's name, so it keeps nobody out: neither who
         // answers, nor who calls (each of its claims is shown for itself).
         if role == Role::Acceptor {

@@ -252,6 +252,10 @@ impl Remote {
 
     /// The device of a listener was gone, and may be there again; or the listener itself.
     fn mend_listener(&mut self, at: usize) {
+        if self.is_keeper() {
+            // Nobody asks it for pairs.
+            return;
+        }
         self.close_vanished(at);
         let Some(local) =
             self.listeners.get(at).filter(|l| l.cm.is_none() && l.fd >= 0).map(|l| l.local)

@@ -1,8 +1,10 @@
 //! A process ends with bytes under way, and a keeper goes on with them. (Both are this process:
 //! what the kernel does at the end of one is done by hand, and `tests/rdma/exits` has the rest.)
 
+use super::hostile::{Stranger, hello};
 use super::*;
 use crate::socket::flag;
+use netacc_proto::rendezvous::Message;
 
 impl Rig {
     /// The process on a host ends in order, and its keeper goes on.
@@ -36,6 +38,10 @@ impl Rig {
             assert!(l.fd < 0 || watch(epoll, l.fd, libc::EPOLLIN as u32, data));
         }
         remote.become_keeper();
+        let kept = remote.listeners.iter().enumerate().filter(|(_, l)| l.fd >= 0);
+        for (at, l) in kept {
+            assert!(watch(epoll, l.fd, libc::EPOLLIN as u32, EVENT_LISTENER | at as u64));
+        }
         self.hosts[h].woken = true;
     }
 
@@ -65,16 +71,21 @@ impl Rig {
     }
 }
 
-/// Two connections of which the sender has sent more than its peer has read; that one is stopped.
+/// Connections of which the connector has sent more than its peer has read; that one is stopped.
 fn with_bytes_under_way(model: Model, seed: u64, n: usize) -> (Rig, Vec<usize>) {
+    with_bytes_of(C, model, seed, n)
+}
+
+/// The same of either end.
+fn with_bytes_of(side: usize, model: Model, seed: u64, n: usize) -> (Rig, Vec<usize>) {
     let mut rig = Rig::new(Order::Shuffled(seed), model, 2);
     let conns: Vec<usize> = (0..n).map(|_| rig.connect(0, 1)).collect();
     conns.iter().for_each(|i| rig.promoted(*i));
     conns.iter().for_each(|i| rig.drain(*i));
-    rig.hosts[1].stopped = true;
+    rig.hosts[1 - side].stopped = true;
     for i in &conns {
         for _ in 0..1 + rig.random.below(20) {
-            rig.send(*i, C, 1000);
+            rig.send(*i, side, 1000);
         }
     }
     (rig, conns)
@@ -82,11 +93,25 @@ fn with_bytes_under_way(model: Model, seed: u64, n: usize) -> (Rig, Vec<usize>) 
 
 /// Until the stream has ended at the acceptor. What `recv` said at last.
 fn read_to_the_end(rig: &mut Rig, i: usize) -> isize {
+    read_to_the_end_at(rig, i, A)
+}
+
+fn read_to_the_end_at(rig: &mut Rig, i: usize, side: usize) -> isize {
     rig.until("the stream ends", |r| {
-        while r.receive(i, A, 5000) > 0 {}
-        r.conns[i][A].over.is_some()
+        while r.receive(i, side, 5000) > 0 {}
+        r.conns[i][side].over.is_some()
     });
-    rig.conns[i][A].over.unwrap_or(0)
+    rig.conns[i][side].over.unwrap_or(0)
+}
+
+/// Every byte that the end `side` has sent, and its end, have come.
+#[track_caller]
+fn all_has_come(rig: &mut Rig, conns: Vec<usize>, side: usize) {
+    for i in conns {
+        assert_eq!(read_to_the_end_at(rig, i, side ^ 1), 0, "{}", rig.describe());
+        let [end, other] = [&rig.conns[i][side], &rig.conns[i][side ^ 1]];
+        assert_eq!(other.received, end.sent, "{}", rig.describe());
+    }
 }
 
 #[test]
@@ -98,19 +123,16 @@ fn a_process_that_ends_while_its_peer_is_stopped_loses_nothing() {
 
 fn ends_while_its_peer_is_stopped() {
     for model in MODELS {
-        for seed in seeds(0..20) {
-            let (mut rig, conns) = with_bytes_under_way(model, seed, 3);
-            rig.end_in_order(0);
+        for (seed, side) in seeds(0..20).flat_map(|seed| [(seed, C), (seed, A)]) {
+            let (mut rig, conns) = with_bytes_of(side, model, seed, 3);
+            rig.end_in_order(side);
             // However long that takes.
             rig.stand_still(100_000_000_000);
-            assert!(rig.keeps(0), "without the peer nothing can have ended\n{}", rig.describe());
-            rig.hosts[1].stopped = false;
-            for i in conns {
-                assert_eq!(read_to_the_end(&mut rig, i), 0, "seed {seed}: {}", rig.describe());
-                assert!(rig.has_come(i), "seed {seed}: {}", rig.describe());
-            }
-            rig.until("the keeper is done", |r| !r.keeps(0));
-            rig.end_keeper(0);
+            assert!(rig.keeps(side), "without the peer nothing can have ended\n{}", rig.describe());
+            rig.hosts[1 - side].stopped = false;
+            all_has_come(&mut rig, conns, side);
+            rig.until("the keeper is done", |r| !r.keeps(side));
+            rig.end_keeper(side);
             rig.finish();
         }
     }
@@ -119,18 +141,15 @@ fn ends_while_its_peer_is_stopped() {
 #[test]
 fn what_was_shut_down_or_closed_before_the_end_is_kept_too() {
     for model in MODELS {
-        for seed in seeds(0..10) {
-            let (mut rig, conns) = with_bytes_under_way(model, seed, 3);
-            rig.shut(conns[0], C);
-            rig.close(conns[1], C);
-            rig.end_in_order(0);
+        for (seed, side) in seeds(0..10).flat_map(|seed| [(seed, C), (seed, A)]) {
+            let (mut rig, conns) = with_bytes_of(side, model, seed, 3);
+            rig.shut(conns[0], side);
+            rig.close(conns[1], side);
+            rig.end_in_order(side);
             rig.stand_still(10_000_000_000);
-            rig.hosts[1].stopped = false;
-            for i in conns {
-                assert_eq!(read_to_the_end(&mut rig, i), 0, "seed {seed}: {}", rig.describe());
-                assert!(rig.has_come(i), "seed {seed}: {}", rig.describe());
-            }
-            rig.end_keeper(0);
+            rig.hosts[1 - side].stopped = false;
+            all_has_come(&mut rig, conns, side);
+            rig.end_keeper(side);
             rig.finish();
         }
     }
@@ -184,21 +203,41 @@ fn a_keeper_that_is_killed_ends_nothing_in_order() {
     }
 }
 
+/// By the keeper where it is the connector's; otherwise its peer comes back to where the process
+/// took links.
 #[test]
-fn a_keepers_link_that_breaks_is_resumed_by_it() {
-    for seed in seeds(0..10) {
-        let (mut rig, conns) = with_bytes_under_way(Model::ROCE, seed, 2);
-        rig.end_in_order(0);
-        rig.stand_still(1_000_000_000);
-        rig.break_links(0);
-        rig.hosts[1].stopped = false;
-        for i in conns {
-            assert_eq!(read_to_the_end(&mut rig, i), 0, "seed {seed}: {}", rig.describe());
-            assert!(rig.has_come(i), "seed {seed}: {}", rig.describe());
+fn a_keepers_link_that_breaks_is_resumed() {
+    for model in MODELS {
+        for (seed, side) in seeds(0..10).flat_map(|seed| [(seed, C), (seed, A)]) {
+            let (mut rig, conns) = with_bytes_of(side, model, seed, 2);
+            rig.end_in_order(side);
+            rig.stand_still(1_000_000_000);
+            rig.break_links(seed as usize % 2);
+            rig.hosts[1 - side].stopped = false;
+            all_has_come(&mut rig, conns, side);
+            rig.end_keeper(side);
+            rig.finish();
         }
-        rig.end_keeper(0);
-        rig.finish();
     }
+}
+
+/// Who calls it anew has nothing of it.
+#[test]
+fn an_acceptors_keeper_takes_no_new_link() {
+    let (mut rig, conns) = with_bytes_of(A, Model::ROCE, 1, 1);
+    let app = name(rig.hosts[1].listener, false);
+    rig.end_in_order(1);
+    let at = name(rig.remote(1).listeners.iter().find(|l| l.fd >= 0).unwrap().fd, false);
+    let mut caller = Stranger::call(loopback(0, 9), at);
+    rig.settle();
+    assert!(matches!(caller.hear().unwrap()[..], [Message::HostHello(_)]));
+    caller.say(Message::HostHello(hello(Role::Connector, app.port())));
+    rig.settle();
+    assert!(caller.hear().is_err(), "it is hung up on");
+    rig.hosts[0].stopped = false;
+    all_has_come(&mut rig, conns, A);
+    rig.end_keeper(1);
+    rig.finish();
 }
 
 #[test]
