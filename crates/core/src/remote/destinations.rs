@@ -34,7 +34,9 @@ pub(super) const CONNECT_NS: u64 = 200_000_000;
 const AGAIN_NS: [u64; 5] = [100_000_000, 400_000_000, 1_000_000_000, 3_000_000_000, 5_000_000_000];
 /// …and where it does not answer, or nobody was found at another port of it, more rarely…
 const SELDOM_NS: [u64; 2] = [1_000_000_000, 5_000_000_000];
-/// …so long after the first try of a later round…
+/// …and where nobody was found at so many, once.
+const EMPTY: u32 = 2;
+/// So long after the first try of a later round it is tried again…
 const SECOND_NS: u64 = 1_000_000_000;
 /// …and when others connect after so long, doubled each time.
 const NOBODY_NS: u64 = 10_000_000_000;
@@ -97,8 +99,8 @@ pub(super) struct Host {
     answers: bool,
     /// A library was found at one of its ports.
     found: bool,
-    /// Nobody was found at one of its ports, however often it was tried.
-    empty: bool,
+    /// Places of it at which nobody was found, however often they were tried.
+    empty: u32,
     /// How often in a row it did not answer.
     silent: usize,
     /// Until when it is not asked anything.
@@ -112,7 +114,7 @@ pub(super) struct Host {
 
 impl Host {
     fn forget_failures(&mut self) {
-        (self.silent, self.silent_until, self.empty, self.reach_until) = (0, 0, false, 0);
+        (self.silent, self.silent_until, self.empty, self.reach_until) = (0, 0, 0, 0);
     }
 
     /// It has not answered, again.
@@ -144,9 +146,20 @@ impl Host {
         None
     }
 
+    /// Nobody was found at so many places that it is most likely a host without the library.
+    fn is_empty(&self) -> bool {
+        !self.found && self.empty >= EMPTY
+    }
+
     /// How often nobody was found at a place of it before that is believed for longer.
     fn pauses(&self) -> &'static [u64] {
-        if self.found || (self.answers && !self.empty) { &AGAIN_NS } else { &SELDOM_NS }
+        match self.empty {
+            _ if self.found => &AGAIN_NS,
+            0 if self.answers => &AGAIN_NS,
+            // The next one has a packet at once, and one when it must have accepted.
+            EMPTY.. if self.answers => SELDOM_NS.get(..1).unwrap_or(&[]),
+            _ => &SELDOM_NS,
+        }
     }
 }
 
@@ -443,8 +456,8 @@ impl Remote {
         };
         p.nobody += 1;
         let why = p.why();
-        if let Some(h) = host {
-            h.empty |= !h.found;
+        if let Some(h) = host.filter(|h| !h.found && p.nobody == 1) {
+            h.empty = h.empty.saturating_add(1);
         }
         debug_log!(
             "{peer}: ports {} to {}: {}",
@@ -469,7 +482,7 @@ impl Remote {
     /// A process was found at a place.
     pub(super) fn destination_is_found(&mut self, local: IpAddr, peer: SocketAddr) {
         if let Some(h) = self.hosts.iter_mut().find(|h| h.local == local && h.peer == peer.ip()) {
-            (h.found, h.empty) = (true, false);
+            (h.found, h.empty) = (true, 0);
         }
         let Some(p) = self.destinations.iter_mut().find(|p| p.local == local && p.peer == peer)
         else {
@@ -512,6 +525,9 @@ impl Remote {
             return;
         };
         self.host_answers(local, peer.ip(), answer);
+        let hosts = self.hosts.iter();
+        let is_empty =
+            hosts.filter(|h| h.local == local && h.peer == peer.ip()).any(Host::is_empty);
         let Some(at) = self.destination(local, peer) else { return };
         let Some(p) = self.destinations.get_mut(at) else { return };
         let bit = 1u32.checked_shl(u32::from(k)).unwrap_or(0);
@@ -520,7 +536,7 @@ impl Remote {
             // The others are looked at where somebody is at the first one, and otherwise in the
             // first two rounds (by the second the acceptor has accepted): what is there would have
             // taken the first one, unless it was taken then.
-            if answer == Answer::Taken || p.tries <= 1 || p.nobody > 0 {
+            if answer == Answer::Taken || (p.tries <= 1 && !is_empty) || p.nobody > 0 {
                 p.ports = TRIED;
                 let _ = self.ask_ports(at, 1..TRIED, device);
             }
@@ -555,7 +571,7 @@ impl Remote {
                     differing: 0,
                     answers: false,
                     found: false,
-                    empty: false,
+                    empty: 0,
                     silent: 0,
                     silent_until: 0,
                     asked_at: 0,

@@ -198,6 +198,25 @@ impl Plain {
         this
     }
 
+    /// One whose host refuses what comes to other ports.
+    fn refusing(rig: &Rig, ip: IpAddr) -> Plain {
+        let (app, first) = loop {
+            let app = tcp(SocketAddr::new(ip, 0));
+            let ports = (0..TRIED).map(|k| link_port(name(app, false).port(), k));
+            let free: Vec<_> = ports.map(|port| tcp_if_free(SocketAddr::new(ip, port))).collect();
+            free.iter().flatten().for_each(|fd| _ = sys::close(*fd));
+            if free.iter().all(Option::is_some) {
+                break (app, free);
+            }
+            let _ = sys::close(app);
+        };
+        drop(first);
+        assert!(sys::listen(app, 8) >= 0);
+        let mut this = Plain::connect(rig, app);
+        this.fds.push(app);
+        this
+    }
+
     /// Another connection to it.
     fn again(&self, rig: &Rig) -> Plain {
         Plain::connect(rig, self.fds[2])
@@ -286,6 +305,24 @@ fn a_silent_host_is_sent_a_packet_now_and_then_whatever_its_ports() {
         b.refused(&mut rig);
         assert_eq!(rig.remote(0).serial - serial, 1, "after {pause_s} s");
     }
+    rig.finish();
+}
+
+/// A host where nobody has the library at two ports most likely has it at no other one either.
+#[test]
+fn a_host_that_refuses_is_asked_less_and_less_whatever_its_ports() {
+    let mut rig = Rig::new(Order::Prompt, Model::ROCE, 2);
+    let ip = rig.hosts[1].address;
+    let mut plain = Vec::new();
+    for expected in [12, 9, 2, 2, 2] {
+        plain.push(Plain::refusing(&rig, ip));
+        let (connects, ms) = plain.last().unwrap().refused(&mut rig);
+        assert_eq!(connects, expected, "{ms} ms");
+        assert!(expected > 2 || ms < 1_500, "{ms} ms");
+    }
+    // It has it nevertheless.
+    let i = rig.connect(0, 1);
+    rig.promoted(i);
     rig.finish();
 }
 
