@@ -217,11 +217,9 @@ impl Remote {
             if self.shares.callers as usize >= most / PART {
                 self.evict(true, None);
             }
-            let has_its_part =
-                |r: &Remote| r.shares.of(source).is_some_and(|s| s.links as usize >= most / PART);
-            if has_its_part(self) {
+            if self.has_its_part(source) {
                 self.evict(false, Some(source));
-                if has_its_part(self) {
+                if self.has_its_part(source) {
                     return None;
                 }
             }
@@ -236,6 +234,13 @@ impl Remote {
         self.links.try_reserve(1).ok()?;
         self.links.push(None);
         Some(self.links.len() - 1)
+    }
+
+    fn has_its_part(&self, source: Source) -> bool {
+        let has = self.shares.of(source).map_or(0, |s| s.links as usize);
+        // (One is nobody's whole part, so that a caller's costs no look at all of them.)
+        let used = || self.links.iter().flatten().filter(|l| l.in_use()).count();
+        has > 0 && has >= part(self.shares.links_max, used())
     }
 
     /// Makes room by ending a link that carries nothing: a caller's if there is one, then the one
@@ -257,6 +262,13 @@ impl Remote {
             self.end_link(i, Fault::Idle);
         }
     }
+}
+
+/// How many links one host may have where `used` of `most` are in use: no more than a third of
+/// what is left. So a host alone has a quarter, several have less each, and however many there
+/// are, there is room for one more.
+fn part(most: usize, used: usize) -> usize {
+    (most.saturating_sub(used) / (PART - 1)).clamp(1, most / PART)
 }
 
 /// How many links a process may have: a quarter of the descriptors that it may open.
@@ -283,6 +295,33 @@ mod tests {
         assert_ne!(of("10.0.0.1"), of("10.0.0.2"));
         assert_eq!(of("10.0.0.1"), of("::ffff:10.0.0.1"));
         assert_ne!(of("0.0.0.1"), of("::"), "no network is an IPv4 address");
+    }
+
+    #[test]
+    fn hosts_that_take_all_they_can_leave_room_for_others() {
+        for most in [LINKS_MIN, 256, LINKS_MAX] {
+            for greedy in [1, 4, 12] {
+                let mut has = std::vec![0; greedy];
+                let mut used = 0;
+                // In turn, until nobody gets more.
+                loop {
+                    let before = used;
+                    for links in &mut has {
+                        if *links < part(most, used) {
+                            (*links, used) = (*links + 1, used + 1);
+                        }
+                    }
+                    if used == before {
+                        break;
+                    }
+                }
+                assert!(used <= most * greedy / (greedy + PART - 1) + greedy, "{most} {greedy}");
+                assert!(most - used >= most / 8, "{most} {greedy}: {used}");
+                assert!(part(most, used) >= most / 40, "for the next one");
+            }
+            // To the last place everybody may have one.
+            assert_eq!(part(most, most), 1);
+        }
     }
 
     #[test]
