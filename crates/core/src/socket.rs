@@ -186,6 +186,8 @@ pub(crate) struct Socket {
     pub(crate) fills: AtomicBool,
     /// Of how many bytes half must be free for a send to find room.
     pub(crate) room: AtomicU32,
+    /// How often somebody has found no room ([`wait::on_full`](crate::wait::on_full)).
+    pub(crate) full: AtomicU32,
     /// What a small ring has no room for is here until the connection has left it
     /// ([`Spill`](spill::Spill)).
     pub(crate) spill: spill::Spill,

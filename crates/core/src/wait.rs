@@ -310,7 +310,19 @@ pub(crate) fn send_room_or_ask(
     slot: usize,
     ring_bytes: u64,
 ) -> bool {
-    channel.words(slot, channel.side).has_room_or_ask(|| s.published.tail.load(Relaxed), ring_bytes)
+    let words = channel.words(slot, channel.side);
+    let tail = || s.published.tail.load(Relaxed);
+    words.has_room(tail(), ring_bytes) || {
+        on_full(s);
+        words.has_room_or_ask(tail, ring_bytes)
+    }
+}
+
+/// Somebody has found no room in the ring, and asks to be told of it: when there is some that is
+/// news to whoever waits for it. (Said first: the answer must not overtake it.)
+#[cold]
+pub(crate) fn on_full(s: &Socket) {
+    s.full.fetch_add(1, SeqCst);
 }
 
 /// Blocks until there may be news for `side`, polling first. `deadline` 0: for ever. The caller

@@ -117,7 +117,7 @@ fn once_more(t: &Ctx, label: &str, set: Fd, fd: Fd) {
 }
 
 /// No edge is due: exactly none, unless the path may just have changed.
-fn no_edge(t: &Ctx, label: &str, set: Fd, fd: Fd) {
+pub(super) fn no_edge(t: &Ctx, label: &str, set: Fd, fd: Fd) {
     if path_moves() {
         once_more(t, label, set, fd);
     } else {

@@ -1,8 +1,8 @@
 //! One connection in several epoll sets, and on its way from one to another.
 
 use super::epoll::{
-    ET, EXCLUSIVE, IN, ONESHOT, OUT, UNORDERED_ON_THE_WAY, add, ask, four_bytes, obedient, set,
-    show,
+    ET, EXCLUSIVE, IN, ONESHOT, OUT, UNORDERED_ON_THE_WAY, add, ask, four_bytes, no_edge, obedient,
+    set, show,
 };
 use crate::ctx::{await_bytes, blocked, recv_exact};
 use crate::scenario::{Scenario, pair};
@@ -300,6 +300,132 @@ pub fn list() -> Vec<Scenario> {
                 t.still_fast(fd);
                 t.tell("seen");
             },
+        ),
+        pair(
+            "epoll/oneshot-armed-then-blocking-calls",
+            "a registration with ONESHOT is armed, nobody waits, and its program goes on in blocking calls: it fires once when somebody waits",
+            four_bytes,
+            |t| {
+                let addr = t.hear_addr();
+                let fd = sys::socket(libc::AF_INET, libc::SOCK_STREAM, 0).expect("socket");
+                let (one, other) = (set(), set());
+                t.log("connect", sys::connect(fd, addr));
+                add(one, fd, IN | ONESHOT, 1);
+                add(other, fd, OUT | ET | ONESHOT, 2);
+                t.warm_client(fd);
+                show(t, "nothing", sys::epoll_wait(one, 8, 20));
+                show(t, "room", sys::epoll_wait(other, 8, 5000));
+                show(t, "fired", sys::epoll_wait(other, 8, 20));
+                t.tell("go");
+                show(t, "data", sys::epoll_wait(one, 8, 5000));
+                show(t, "fired", sys::epoll_wait(one, 8, 20));
+                t.log("mod", sys::epoll_ctl(one, MOD, fd, IN | ONESHOT, 3));
+                show(t, "armed", sys::epoll_wait(one, 8, 5000));
+                t.log_text("data", &recv_exact(fd, 4));
+                t.still_fast(fd);
+                t.tell("seen");
+            },
+        ),
+        pair(
+            "epoll/edges-of-others",
+            "an edge-triggered registration hears nothing of what it has not asked for: of bytes where it waits for room, of room where it waits for bytes",
+            |t| {
+                let fd = t.server();
+                sys::set_nonblocking(fd, true);
+                let (bytes, room) = (set(), set());
+                add(bytes, fd, IN | ET, 1);
+                add(room, fd, OUT | ET, 2);
+                show(t, "room", sys::epoll_wait(room, 8, 5000));
+                for i in 1..=5 {
+                    ask(t, "b0");
+                    await_bytes(fd, i);
+                    no_edge(t, "bytes", room, fd);
+                }
+                show(t, "bytes", sys::epoll_wait(bytes, 8, 5000));
+                let mut sent = 0;
+                loop {
+                    match sys::send(fd, &[7; 4096], 0) {
+                        Ok(n) => sent += n,
+                        Err(_) if sys::await_events(fd, libc::POLLOUT, 0) == 0 => break,
+                        Err(_) => {}
+                    }
+                }
+                // (On its way to that there may have been room again.)
+                let _ = sys::epoll_wait(room, 8, 20);
+                t.tell("d0");
+                t.tell(&sent.to_string());
+                t.wait("did");
+                show(t, "room again", sys::epoll_wait(room, 8, 5000));
+                no_edge(t, "no bytes", bytes, fd);
+                ask(t, "b0");
+                await_bytes(fd, 6);
+                show(t, "one more", sys::epoll_wait(bytes, 8, 5000));
+                t.log_text("all", &recv_exact(fd, 6));
+                t.still_fast(fd);
+                t.tell("x");
+            },
+            |t| obedient(t, 1),
+        ),
+        pair(
+            "epoll/edge-of-an-end-behind-bytes",
+            "the end of a stream behind bytes that are unread is one edge, in one set and beside another",
+            |t| {
+                for others in [0, 1] {
+                    let fd = t.server();
+                    let (edges, other) = (set(), set());
+                    add(edges, fd, IN | ET, 1);
+                    if others > 0 {
+                        add(other, fd, IN, 2);
+                    }
+                    for unread in 1..=2 {
+                        ask(t, "b0");
+                        await_bytes(fd, unread);
+                        show(t, "a byte", sys::epoll_wait(edges, 8, 5000));
+                    }
+                    ask(t, "s0");
+                    // (Not by a wait of the library's, which would learn of it.)
+                    while sys::getopt_bytes(fd, libc::IPPROTO_TCP, libc::TCP_INFO, 1) != Ok(vec![8]) {
+                        std::thread::sleep(std::time::Duration::from_millis(1));
+                    }
+                    show(t, "the end", sys::epoll_wait(edges, 8, 5000));
+                    for _ in 0..2 {
+                        t.log_text("read", &recv_exact(fd, 1));
+                        no_edge(t, "no news", edges, fd);
+                    }
+                    t.log("end", sys::recv(fd, &mut [0; 8], 0));
+                    t.tell("x");
+                }
+            },
+            |t| (0..2).for_each(|_| obedient(t, 1)),
+        ),
+        pair(
+            "epoll/full-buffer-over-both-paths",
+            "a wait fills its buffer where so much is ready, whatever of that is the kernel's",
+            |t| {
+                let fds = t.servers(2);
+                let unused = sys::socket(libc::AF_INET, libc::SOCK_STREAM, 0).expect("socket");
+                let (set, event) = (set(), sys::eventfd(1));
+                add(set, event, IN, 9);
+                add(set, unused, 0, 8);
+                for (fd, i) in fds.iter().zip(0..) {
+                    add(set, *fd, IN, i);
+                    ask(t, &format!("b{i}"));
+                    await_bytes(*fd, 1);
+                }
+                // (What the kernel has to say of connections that are new in the set is said then.)
+                (0..4).for_each(|_| drop(sys::epoll_wait(set, 8, 0)));
+                let mut counts = std::collections::BTreeSet::new();
+                for round in 0..60 {
+                    sys::epoll_ctl(set, MOD, unused, 0, round).expect("MOD");
+                    for max in [1, 3, 1] {
+                        counts.insert((max, sys::epoll_wait(set, max, 1000).expect("wait").len()));
+                    }
+                }
+                // (What was never connected is ready, too.)
+                t.log("events", counts);
+                t.tell("x");
+            },
+            |t| obedient(t, 2),
         ),
         pair(
             "epoll/several-sets-in-a-child",

@@ -236,7 +236,7 @@ fn ctl_candidate(
             (libc::EPOLL_CTL_MOD, Some(i)) if r == 0 => {
                 if let Some(item) = inner.item(i) {
                     (item.events, item.data) = (ev.events, ev.u64);
-                    (item.absent, item.fired, item.asked) = (false, false, 0);
+                    (item.absent, item.fired, item.asked, item.armed) = (false, false, 0, false);
                 }
             }
             _ => {}
@@ -298,10 +298,12 @@ fn new_item(on: Named, ev: epoll_event) -> Item {
         absent: false,
         fired: false,
         asked: 0,
+        armed: false,
         carrier_news: true,
         ended: 0,
         reported_in: 0,
         reported_behind: 0,
+        seen: None,
     }
 }
 
@@ -350,8 +352,8 @@ fn ctl_attached(e: &'static Epoll, epfd: c_int, op: c_int, on: Named, ev: epoll_
             if op == libc::EPOLL_CTL_MOD && item.events & EXCLUSIVE != 0 {
                 return -(libc::EINVAL as Ret);
             }
-            (item.events, item.data, item.present, item.disabled) =
-                (ev.events, ev.u64, true, false);
+            (item.events, item.data, item.present, item.disabled, item.seen) =
+                (ev.events, ev.u64, true, false, None);
             // (What came before it is in front of it.)
             if may_report(item, false) {
                 inner.drain(e);

@@ -2,7 +2,7 @@
 
 use super::handover::{give_to_kernel, light, settle, unlight};
 use super::report::is_news;
-use super::report::{Kernel, Local, Out, collect, give_way, sort, visit};
+use super::report::{Kernel, Local, Out, collect, collect_here, give_way, sort, visit};
 use super::{
     Counted, DOORBELL, EXTRAS, Epoll, Inner, KERNEL, KERNEL_VISIT_TICKS, LOOK_NS, TURNS, VISITS,
     at, come_in, prod, prune_if_due, untag,
@@ -182,7 +182,7 @@ unsafe fn look(e: &'static Epoll, epfd: c_int, mut out: Out, timeout_ns: i64, ma
         let room = (out.max / 2).max(1);
         visit(&mut inner, e, epfd, &mut out, room);
     }
-    collect(&mut inner, e, Kernel::Look(epfd), &mut out);
+    collect_here(&mut inner, e, Kernel::Look(epfd), &mut out);
     if !out.is_done() {
         // SAFETY: `out` is the caller's buffer.
         return unsafe { wait_slow(e, inner, out, Call { epfd, timeout_ns, mask }) };

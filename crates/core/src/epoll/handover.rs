@@ -34,7 +34,8 @@ fn for_each_set_of(s: &Socket, mut f: impl FnMut(&'static Epoll)) {
 
 /// Whether the socket can be attached now as far as its sets are concerned.
 pub(crate) fn may_attach(s: &Socket) -> bool {
-    homes::sets_of(s).all(|e| may_be_taken_over(s, e))
+    // (Each is asked, and counts that.)
+    homes::sets_of(s).fold(true, |may, e| may & may_be_taken_over(s, e))
 }
 
 /// As [`may_attach`], in a call that arms the registration in `armed`.
@@ -55,20 +56,29 @@ pub(super) fn may_attach_when_armed(s: &Socket, armed: &Epoll) -> bool {
 /// whether it has fired; after that as many again.
 const FIRED_AFTER: u32 = 16;
 
+/// Nobody is in the kernel's own wait for the set, nor comes there under this lock once the set has
+/// its place: what stands in it stays as it is.
+fn is_left_alone(e: &Epoll, inner: &Inner) -> bool {
+    inner.away == 0 && e.outside.count() == 0
+}
+
 /// Whether it is known how the kernel's registration in that set stands, if there is one: one with
-/// ONESHOT must have fired, which it does in waits that nobody here sees.
+/// ONESHOT must have fired, which it does in waits that nobody here sees, or nobody may wait.
 fn may_be_taken_over(s: &Socket, e: &Epoll) -> bool {
     // Not in a signal handler that interrupted a call on the set.
     let Some(mut inner) = e.inner.try_lock() else { return false };
+    let alone = is_left_alone(e, &inner);
     let item = homes::item(s, e).and_then(|index| inner.item_of(index, s));
     let Some(item) = item.filter(|item| item.events & ONESHOT != 0 && !item.fired) else {
         return true;
     };
     item.asked = item.asked.saturating_add(1);
     if item.asked >= FIRED_AFTER && item.asked.is_power_of_two() {
-        item.fired = io::has_fired(e.fd.load(Relaxed), item.fd) == Some(true);
+        let fired = io::has_fired(e.fd.load(Relaxed), item.fd);
+        item.fired = fired == Some(true);
+        item.armed = fired == Some(false) && alone;
     }
-    item.fired
+    item.fired || (item.armed && alone)
 }
 
 /// Whether the socket is in a set for which somebody has waited by a call that is seen.
@@ -105,6 +115,7 @@ pub(super) fn take_over(e: &'static Epoll, s: &'static Socket, fd: c_int) {
         return;
     };
     let registered = activate(e, &mut inner, channel).and_then(|()| {
+        look_whether_fired(e, &mut inner, index)?;
         let r = register_carrier(e.fd.load(Relaxed), item_fd, index);
         if r < 0 { Err(Reason::NoDescriptor) } else { Ok(()) }
     });
@@ -116,6 +127,7 @@ pub(super) fn take_over(e: &'static Epoll, s: &'static Socket, fd: c_int) {
     if let Some(item) = inner.item(index) {
         item.attached = true;
         item.absent = false;
+        item.seen = None;
         item.carrier_news = true;
         item.disabled = item.fired && item.events & ONESHOT != 0;
     }
@@ -123,6 +135,16 @@ pub(super) fn take_over(e: &'static Epoll, s: &'static Socket, fd: c_int) {
     post(e, s, channel);
     inner.queue(index);
     prod(e, &inner);
+}
+
+/// A registration with ONESHOT that was armed when the attach began may have fired meanwhile.
+fn look_whether_fired(e: &Epoll, inner: &mut Inner, index: u32) -> Result<(), Reason> {
+    let alone = is_left_alone(e, inner);
+    if let Some(item) = inner.item(index).filter(|item| item.armed && !item.fired) {
+        let fired = io::has_fired(e.fd.load(Relaxed), item.fd).filter(|fired| *fired || alone);
+        item.fired = fired.ok_or(Reason::WaitsUnseen)?;
+    }
+    Ok(())
 }
 
 /// The socket is plain now, or a candidate again: the kernel gets back what the application asked
@@ -200,7 +222,7 @@ pub(super) fn hand_back(e: &Epoll, inner: &mut Inner, index: u32) {
         }
         item.attached = false;
         item.queued = false;
-        (item.fired, item.asked) = (item.disabled, 0);
+        (item.fired, item.asked, item.armed) = (item.disabled, 0, false);
         if let Some(at) = homes::at(item.socket, e) {
             unpost(item.socket, at);
         }

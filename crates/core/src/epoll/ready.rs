@@ -79,9 +79,50 @@ pub(super) fn evaluate(item: &mut Item) -> u32 {
     let Some(channel) = channel else { return evaluate_plain(item) };
     let Some(ByRing { mut now, ask, sends }) = by_ring(item, channel) else { return 0 };
     if ask {
+        item.seen = None;
         now |= ask_carrier(item, sends);
     }
     now & (item.events | ALWAYS)
+}
+
+/// How the ring stands, as far as an item asks for it.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) struct Seen {
+    /// The tail, and which path the receiver has followed to.
+    bytes: (u64, u64),
+    /// How often somebody has found no room, and which path the sender has announced.
+    room: (u32, u32),
+}
+
+impl Seen {
+    /// Before the item is evaluated: what comes meanwhile is new.
+    #[inline]
+    pub(super) fn by(item: &Item) -> Option<Seen> {
+        let s = item.socket;
+        let (_, rx) = s.words()?;
+        let bytes = (rx.tail.load(Acquire), s.published.ack.load(Relaxed));
+        let room = (s.full.load(Acquire), s.published.epoch.load(Relaxed));
+        Some(Seen {
+            bytes: if item.events & IN != 0 { bytes } else { (0, 0) },
+            room: if item.events & OUT != 0 { room } else { (0, 0) },
+        })
+    }
+}
+
+/// As [`evaluate`], of an edge-triggered item: nothing where its news is not what it asks for, or
+/// has been reported. (One without the interest in bytes hears of them, too; and the end of a
+/// stream is told of in its ring, before the carrier has it.)
+#[inline(never)]
+pub(super) fn evaluate_edge(item: &mut Item) -> u32 {
+    let (before, seen) = (item.seen, Seen::by(item));
+    // Where the carrier is asked nothing is left of it: what that says is an edge.
+    item.seen = seen;
+    let now = evaluate(item);
+    let by_ring = item.seen.is_some();
+    if by_ring && now == 0 {
+        item.seen = before;
+    }
+    if by_ring && before == seen { 0 } else { now }
 }
 
 /// Whether an item may have something to report at this moment. What it has later is announced, or

@@ -1,7 +1,7 @@
 //! What a wait reports: the ready queue and the kernel's set, in the order in which it came.
 
 use super::handover::hand_back;
-use super::ready::evaluate;
+use super::ready::{evaluate, evaluate_edge};
 use super::{DOORBELL, ENDS, ET, Epoll, Inner, KERNEL, ONESHOT, OUT, TURNS, come_in, untag};
 use crate::lock::Guard;
 use crate::outcome::{Mask, Ret};
@@ -87,8 +87,26 @@ pub(super) enum Kernel {
 }
 
 /// Reports what is ready, each queued item at most once.
-#[inline]
-pub(super) fn collect(inner: &mut Inner, e: &'static Epoll, mut kernel: Kernel, out: &mut Out) {
+#[inline(always)]
+pub(super) fn collect(inner: &mut Inner, e: &'static Epoll, kernel: Kernel, out: &mut Out) {
+    if inner.ready.len() > 0 {
+        collect_some(inner, e, kernel, out);
+    }
+}
+
+#[inline(never)]
+fn collect_some(inner: &mut Inner, e: &'static Epoll, kernel: Kernel, out: &mut Out) {
+    collect_here(inner, e, kernel, out);
+}
+
+/// As [`collect`], where each instruction counts.
+#[inline(always)]
+pub(super) fn collect_here(
+    inner: &mut Inner,
+    e: &'static Epoll,
+    mut kernel: Kernel,
+    out: &mut Out,
+) {
     let mut left = inner.ready.len();
     while left > 0 && out.n < out.max {
         left -= 1;
@@ -102,7 +120,8 @@ pub(super) fn collect(inner: &mut Inner, e: &'static Epoll, mut kernel: Kernel, 
                     left = inner.ready.len();
                 }
                 Kernel::Looked => inner.kernel_queued = false,
-                _ => {
+                Kernel::Look(_) => return go_behind_mark(inner, e, out),
+                Kernel::Wait => {
                     inner.ready.push_front(KERNEL);
                     return;
                 }
@@ -111,6 +130,15 @@ pub(super) fn collect(inner: &mut Inner, e: &'static Epoll, mut kernel: Kernel, 
             return;
         }
     }
+}
+
+/// The kernel has more than this wait had room for when it looked there. What it still has comes
+/// with the next look, and does not keep the rest of the buffer empty. (Its mark is taken out.)
+#[cold]
+#[inline(never)]
+fn go_behind_mark(inner: &mut Inner, e: &'static Epoll, out: &mut Out) {
+    collect(inner, e, Kernel::Wait, out);
+    inner.ready.push_front(KERNEL);
 }
 
 /// What the kernel has was sent before what is ready behind this.
@@ -151,12 +179,12 @@ fn report(inner: &mut Inner, e: &'static Epoll, index: u32, out: &mut Out) -> bo
         hand_back(e, inner, index);
         return true;
     }
-    let now = evaluate(item);
+    let now = if item.events & ET == 0 { evaluate(item) } else { evaluate_edge(item) };
     if now == 0 {
         return true;
     }
     if out.n == out.max || !out.push(now, item.data) {
-        item.queued = true;
+        (item.queued, item.seen) = (true, None);
         inner.ready.push_front(index);
         return false;
     }
@@ -309,7 +337,7 @@ pub(super) fn visit(
             sort(inner, e, events, false, out);
         });
     }
-    collect(inner, e, Kernel::Look(epfd), out);
+    collect_here(inner, e, Kernel::Look(epfd), out);
     true
 }
 

@@ -2,6 +2,7 @@
 
 use super::news::{News, place_in_time};
 use super::queue::Queue;
+use super::ready::Seen;
 use super::{DOORBELL, EXTRAS, Epoll, KERNEL, NO_ITEM, homes};
 use crate::channel::{BY_KERNEL, Channel, announce, stamp_of};
 use crate::engines::Engines;
@@ -45,6 +46,9 @@ pub(super) struct Item {
     /// calls have asked since it was armed.
     pub(super) fired: bool,
     pub(super) asked: u32,
+    /// Of such a one: it has not fired when it was last looked at, and nobody was there who could
+    /// have taken its event.
+    pub(super) armed: bool,
     /// The carrier has said something since it was last found silent.
     pub(super) carrier_news: bool,
     /// What the carrier last said of its end (RDHUP, HUP, ERR): said again it is no new edge.
@@ -53,6 +57,8 @@ pub(super) struct Item {
     pub(super) reported_in: u64,
     /// Of that wait: behind which look at the kernel's set.
     pub(super) reported_behind: u64,
+    /// How the ring stood at its last report, since it was armed: an edge is what is new since.
+    pub(super) seen: Option<Seen>,
 }
 
 impl Item {

@@ -94,7 +94,10 @@ impl Sending<'_> {
                 Next::Done(r) => Some(r),
                 Next::Again | Next::Anew => None,
                 Next::Room { on_carrier } => self.wait(&mut blocking, &mut patience, on_carrier),
-                Next::Departure if nonblocking => Some(EAGAIN),
+                Next::Departure if nonblocking => {
+                    wait::on_full(s);
+                    Some(EAGAIN)
+                }
                 Next::Departure => self.await_departure(&mut patience),
                 Next::TakeBack => {
                     let timeout = s.send_timeout_ns.load(Relaxed);
@@ -197,6 +200,7 @@ impl Sending<'_> {
         if h.end.ring.size() < s.whole_ring_bytes() && self.outgrows(h) {
             return Next::Again;
         }
+        wait::on_full(s);
         match h.end.ring.want_space(1) {
             Ok(true) => return Next::Again,
             Ok(false) => {}
@@ -312,6 +316,7 @@ impl Sending<'_> {
     }
 
     fn no_room(&self, h: &TxHeld<'static>, nonblocking: bool) -> Next {
+        wait::on_full(self.s);
         self.s.trace_once(Event::Full, Side::Send as u64);
         if nonblocking {
             Next::Done(EAGAIN)
