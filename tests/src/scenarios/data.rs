@@ -891,6 +891,50 @@ pub fn list() -> Vec<Scenario> {
         )
         .demoted(),
         pair(
+            "data/splice-out-without-room",
+            "splice from a pipe to a socket that has no room: it takes nothing, or waits",
+            |t| {
+                let fd = t.server();
+                let total: u64 = t.hear().parse().expect("a count");
+                let mut receiver = t.receiver(fd, 22);
+                while receiver.received < total + 100 {
+                    let room = (total + 100 - receiver.received).min(10_000) as usize;
+                    receiver.accept(&recv_exact(fd, room));
+                }
+                t.log("right", receiver.verdict().ends_with("exact"));
+                t.tell("read");
+                t.log_text("behind it", &recv_exact(fd, 5));
+            },
+            |t| {
+                let fd = t.client();
+                let mut sender = t.sender(fd, 22);
+                let [from, to] = sys::pipe();
+                let mut sent = 0;
+                loop {
+                    match sys::send(fd, &sender.upcoming(1000), MSG_DONTWAIT) {
+                        Ok(n) => {
+                            sender.sent += n as u64;
+                            sent += n;
+                        }
+                        Err(_) if sys::await_events(fd, libc::POLLOUT, 0) == 0 => break,
+                        Err(_) => {}
+                    }
+                }
+                sys::write(to, &sender.upcoming(100)).expect("write");
+                sys::set_nonblocking(fd, true);
+                t.log("full", sys::splice(from, fd, 100, 0));
+                sys::set_nonblocking(fd, false);
+                let _ = sys::set_timeval(fd, libc::SO_SNDTIMEO, 0, 100_000);
+                t.log("not in time", sys::splice(from, fd, 100, 0));
+                let _ = sys::set_timeval(fd, libc::SO_SNDTIMEO, 0, 0);
+                let waits = blocked(move || sys::splice(from, fd, 100, 0));
+                t.tell(&sent.to_string());
+                t.log("room", waits.join().expect("thread"));
+                t.wait("read");
+                send_all(fd, b"after");
+            },
+        ),
+        pair(
             "data/splice-in",
             "splice from the socket to a pipe, between ordinary reads, also when bytes were waiting",
             |t| {

@@ -2,18 +2,19 @@
 
 use super::buffers::MAX_RW_COUNT;
 use super::ends::{NotHeld, hold_tx};
-use super::promote::demote_tx;
+use super::promote::{demote_tx, peer_is_going};
 use super::receive::recv_one;
 use super::reset::is_reset;
 use super::send::{leave_to_send, send_broken, send_one};
 use super::send_again::send_again;
-use super::waits::{Patience, never_waits, renew};
+use super::waits::{Blocking, Patience, block, interrupted, never_waits, renew};
 use super::{EAGAIN, EFAULT, dispatch, send};
 use crate::channel::Side;
 use crate::heap::{PART_FEW, Part};
 use crate::outcome::{PASS, Ret};
 use crate::socket::{Named, State};
-use crate::{sleep, sys, user};
+use crate::wait::Woke;
+use crate::{sleep, sys, user, wait};
 use core::ffi::c_int;
 use netacc_control::stats::{Path, Reason};
 use netacc_proto::switchover::TxState;
@@ -136,8 +137,10 @@ pub(crate) unsafe fn splice(
             by_kernel(out, flags)
         }
         _ if !out_offset.is_null() => -(libc::EINVAL as Ret),
-        _ => in_carrier(Named { s, g, fd: out }, input, nonblocking, |out| {
-            by_kernel(out, flags | libc::SPLICE_F_NONBLOCK)
+        _ => room_in_ring(Named { s, g, fd: out }, input).unwrap_or_else(|fd| {
+            in_carrier(Named { s, g, fd }, input, nonblocking, |out| {
+                by_kernel(out, flags | libc::SPLICE_F_NONBLOCK)
+            })
         }),
     };
     dispatch(out, Side::Send, 0, into_carrier, |_| by_kernel(out, flags))
@@ -225,6 +228,46 @@ fn fill_pipe(out: c_int, bytes: &[u8]) -> Ret {
         }
     }
     done as Ret
+}
+
+/// Before bytes of a pipe go around a ring: it must have room, as the send buffer in which those
+/// before them lie. (SPLICE_F_NONBLOCK is about the pipe.) `Ok`: the call ends with that. `Err`: it
+/// goes on, on this descriptor.
+fn room_in_ring(on: Named, source: c_int) -> Result<Ret, c_int> {
+    let Named { s, g, mut fd } = on;
+    let nonblocking = never_waits(s, Side::Send, 0);
+    let mut patience = Patience::of(&s.send_timeout_ns);
+    let mut blocking = None;
+    loop {
+        if s.is_inherited() || s.path().leaves_by_agent() {
+            return Err(fd);
+        }
+        {
+            let Ok(h) = hold_tx(s, g) else { return Err(fd) };
+            let is_full = h.end.switch.state() == TxState::Fast
+                && !peer_is_going(s, &h, fd)
+                && sys::poll_now(source, libc::POLLIN) & libc::POLLIN != 0
+                && matches!(h.end.ring.want_space(1), Ok(false));
+            if !is_full {
+                return Err(fd);
+            }
+            wait::on_full(s);
+        }
+        if nonblocking {
+            return Ok(EAGAIN);
+        }
+        let deadline = patience.deadline();
+        blocking.get_or_insert_with(|| Blocking::new(s, s.generation16()));
+        match block(s, &mut fd, Side::Send, false, deadline) {
+            Woke::News => {}
+            Woke::Timeout => return Ok(EAGAIN),
+            Woke::Signal => {
+                if let Some(r) = interrupted(patience.timeout_ns) {
+                    return Ok(r);
+                }
+            }
+        }
+    }
 }
 
 /// A kernel call that sends: on the carrier, with its bytes counted; later sends may take the ring
