@@ -1271,7 +1271,12 @@ pub fn setns(fd: Fd, kind: c_int) -> R {
 
 /// A further name of one of our own fds, by pidfd_getfd.
 pub fn pidfd_getfd(fd: Fd) -> Result<Fd, E> {
-    let pidfd = fd_of(call!(libc::syscall(libc::SYS_pidfd_open, getpid(), 0)))?;
+    pidfd_getfd_of(getpid(), fd)
+}
+
+/// As [`pidfd_getfd`], of another process's.
+pub fn pidfd_getfd_of(pid: i32, fd: Fd) -> Result<Fd, E> {
+    let pidfd = fd_of(call!(libc::syscall(libc::SYS_pidfd_open, pid, 0)))?;
     let got = fd_of(call!(libc::syscall(libc::SYS_pidfd_getfd, pidfd, fd, 0)));
     let _ = close(pidfd);
     got

@@ -358,6 +358,29 @@ pub fn list() -> Vec<Scenario> {
             ("rdma", "nothing is held back: docs/manual/limits.md"),
         ]),
         pair(
+            "calls/held-back-behind-a-segment",
+            "a full segment is seen at once, whatever is held back, and all of it with what comes next",
+            |t| {
+                let fd = t.server();
+                while t.hear() == "look" {
+                    await_bytes(fd, 1);
+                    let seen = sys::recv(fd, &mut vec![0; 200_000], MSG_DONTWAIT | MSG_PEEK);
+                    // (What is behind it the kernel holds back, or not.)
+                    t.tell(&format!("{:?}", seen.map(|n| n >= 65_483)));
+                    recv_exact(fd, t.hear().parse().expect("a number"));
+                    t.tell("taken");
+                }
+            },
+            |t| {
+                let fd = t.client();
+                let plain = || { sys::send(fd, b"def", 0).expect("send"); };
+                let at_once = || { sys::send(fd, &vec![1; 100_000], MSG_MORE).expect("send"); };
+                holds(t, "in one send", 100_003, at_once, plain);
+                t.tell("end");
+            },
+        )
+        .skip(&[("rdma", "nothing is held back: docs/manual/limits.md")]),
+        pair(
             "calls/held-back-in-time",
             "what is held back is seen after a while, in full segments at once, and when its sender closes or dies",
             |t| {

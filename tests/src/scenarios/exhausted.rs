@@ -1,7 +1,7 @@
 //! The process has no address space left: what it is, it stays; what begins is on TCP; and when
 //! there is memory again all is as before.
 
-use crate::ctx::{await_bytes, recv_exact, send_all};
+use crate::ctx::{Ctx, await_bytes, blocked, recv_exact, send_all};
 use crate::scenario::{Scenario, pair};
 use crate::sys::{self, Fd};
 use libc::{EPOLLIN, POLLIN};
@@ -203,8 +203,103 @@ pub fn list() -> Vec<Scenario> {
             ("switch", "thousands of connections change their path all the time"),
         ])
         .long(),
+        pair(
+            "exhausted/sets",
+            "more epoll sets than can have accelerated connections, each with one: each reports what comes",
+            |t| {
+                let fds = t.servers(SETS + 2);
+                let sets: Vec<Fd> = fds.iter().map(|fd| {
+                    let set = sys::epoll_create1(0).expect("epoll");
+                    sys::epoll_ctl(set, libc::EPOLL_CTL_ADD, *fd, EPOLLIN as u32, 1).expect("ADD");
+                    set
+                }).collect();
+                t.expect_reason(fds[SETS], &[("shm", "several-epoll-sets")]);
+                t.still_fast(fds[0]);
+                t.tell("send");
+                let told = |set: &&Fd| sys::epoll_wait(**set, 1, 10_000) == Ok(vec![(EPOLLIN as u32, 1)]);
+                t.log("told", sets.iter().filter(told).count());
+                t.meet("end");
+            },
+            |t| {
+                let fds = t.clients(SETS + 2);
+                t.wait("send");
+                fds.iter().for_each(|fd| send_all(*fd, b"!"));
+                t.meet("end");
+            },
+        )
+        .any_path()
+        .long(),
+        pair(
+            "exhausted/threads",
+            "more threads that wait at once than have a place to sleep: each gets what it waits for",
+            |t| {
+                let fds = t.servers(THREADS + 2);
+                let threads: Vec<_> =
+                    fds.into_iter().map(|fd| blocked(move || recv_exact(fd, 1))).collect();
+                t.tell("send");
+                let got = threads.into_iter().map(|thread| thread.join().expect("thread"));
+                t.log("got", got.filter(|byte| byte == b"!").count());
+                t.meet("end");
+            },
+            |t| {
+                let fds = t.clients(THREADS + 2);
+                t.wait("send");
+                fds.iter().for_each(|fd| send_all(*fd, b"!"));
+                t.meet("end");
+            },
+        )
+        .any_path()
+        .long(),
+        pair(
+            "exhausted/peers",
+            "more processes have connections to one than it has accelerated peers: all are served, and when one has gone another has its place",
+            |t| {
+                let listener = t.listener();
+                t.publish(listener);
+                let mut fds: Vec<Fd> =
+                    (0..PEERS + 2).map(|_| sys::accept(listener).expect("accept")).collect();
+                for left in [PEERS + 2, PEERS + 1] {
+                    loop {
+                        for fd in &fds {
+                            send_all(*fd, b"ask");
+                            assert!(recv_exact(*fd, 3) == b"ask");
+                        }
+                        if !t.waits_until_fast() || t.count_fast() == PEERS {
+                            break;
+                        }
+                    }
+                    t.log("served", fds.len() == left);
+                    // One that is accelerated has the place that another is to get.
+                    let at = fds.iter().position(|fd| t.sends_fast(*fd)).unwrap_or(0);
+                    t.log("close", sys::close(fds.swap_remove(at)));
+                }
+                t.meet("end");
+            },
+            |t| {
+                let addr = t.hear_addr();
+                let echo = |_: &Ctx| {
+                    let fd = sys::socket(addr.family(), libc::SOCK_STREAM, 0).expect("socket");
+                    sys::connect(fd, addr).expect("connect");
+                    let mut word = [0; 3];
+                    while let Ok(n @ 1..) = sys::recv(fd, &mut word, 0) {
+                        send_all(fd, &word[..n]);
+                    }
+                    String::new()
+                };
+                let _children: Vec<_> = (0..PEERS + 2).map(|_| t.child(echo)).collect();
+                t.meet("end");
+            },
+        )
+        .any_path()
+        .long(),
     ]
 }
+
+/// Of one process (docs/manual/limits.md): epoll sets with accelerated connections, threads that
+/// sleep with a place of their own, peer processes.
+const SETS: usize = 128;
+const THREADS: usize = 128;
+const PEERS: usize = 64;
 
 /// Of one channel (docs/manual/limits.md).
 const SLOTS: usize = 4095;

@@ -655,6 +655,30 @@ pub fn list() -> Vec<Scenario> {
             ("switch", PIDFD_GETFD),
         ])
         .passed_through(),
+        pair(
+            "fds/pidfd-getfd-by-another",
+            "a process takes another one's connection by pidfd_getfd, and looks: it sees the bytes that are there, or none, and the connection goes on",
+            |t| {
+                let fd = t.server();
+                feed(t, 1000);
+                await_bytes(fd, 1000);
+                let pid = sys::getpid();
+                let looker = t.child(move |_| {
+                    sys::close(fd).expect("close");
+                    // (Not everywhere may a child do that to its parent.)
+                    let Ok(taken) = sys::pidfd_getfd_of(pid, fd) else { return "true".into() };
+                    let seen = sys::recv(taken, &mut [0; 2000], MSG_DONTWAIT | libc::MSG_PEEK);
+                    format!("{}", matches!(seen, Ok(1000) | Err(E(libc::EAGAIN))))
+                });
+                t.log("bytes or none", looker.join());
+                let mut receiver = t.receiver(fd, 1);
+                receiver.accept(&recv_exact(fd, 1000));
+                t.log("stream", receiver.verdict());
+                t.still_fast(fd);
+                t.tell("end");
+            },
+            feeder,
+        ),
         alone("fds/other-kinds", "pipes, unix sockets, UDP, files and ttys are not touched", |t| {
             let mut buf = [0; 16];
             let [from, to] = sys::pipe();

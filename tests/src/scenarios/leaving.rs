@@ -103,6 +103,32 @@ fn all_stopped(pid: i32) -> bool {
 pub fn list() -> Vec<Scenario> {
     vec![
         pair(
+            "leaving/send-behind-what-was-sent-again",
+            "a small send behind bytes that were sent again over TCP comes with their acknowledgement, at the latest",
+            |t| {
+                let fd = t.server();
+                await_bytes(fd, 10);
+                t.log("option", sys::setopt(fd, SOL_SOCKET, SO_TIMESTAMP, 1));
+                t.tell("back");
+                t.wait("sent");
+                let began = sys::now_ns();
+                t.log_text("all", &recv_exact(fd, 11));
+                let limit = 1_000_000_000 * u64::from(sys::patience());
+                t.log("soon", sys::now_ns() - began < limit);
+                t.went_back(fd, "socket-option");
+                t.tell("read");
+            },
+            |t| {
+                let fd = t.client();
+                send_all(fd, b"0123456789");
+                t.wait("back");
+                send_all(fd, b"!");
+                t.tell("sent");
+                t.wait("read");
+            },
+        )
+        .demoted(),
+        pair(
             "leaving/options-with-unread-bytes",
             "TCP_INQ, SO_TIMESTAMP and others set while bytes are unread: these are there at once, by every call, and the option takes effect",
             |t| {

@@ -30,6 +30,9 @@ fn echo_rounds(t: &Ctx, fd: Fd) {
     t.log("echoes", next);
 }
 
+/// In so many exchanges both ends have long agreed on a ring.
+const AGREED_BY: usize = 24;
+
 /// Where the connection was accelerated, it is told so once its link has ended.
 const LINK_LOST: &[(&str, &str)] = &[("shm", "channel-failed")];
 
@@ -429,6 +432,47 @@ pub fn list() -> Vec<Scenario> {
             },
             echo_client,
         ),
+        pair(
+            "process/fork-while-it-is-agreed-on",
+            "connections that go on after a fork in each of their first calls: the child ends at once, or lives as long as they do",
+            |t| {
+                let listener = t.listener();
+                t.publish(listener);
+                for _ in 0..2 * AGREED_BY {
+                    let fd = sys::accept(listener).expect("accept");
+                    echo(fd, 300);
+                    t.log("end", sys::recv(fd, &mut [0; 1], 0));
+                    sys::close(fd).expect("close");
+                }
+            },
+            |t| {
+                let addr = t.hear_addr();
+                for forked in 0..2 * AGREED_BY {
+                    let fd = sys::socket(addr.family(), libc::SOCK_STREAM, 0).expect("socket");
+                    sys::connect(fd, addr).expect("connect");
+                    let [to, from] = pipe_pair();
+                    let mut child = None;
+                    for i in 0..300u32 {
+                        if i as usize == forked / 2 {
+                            child = Some(t.child(|_| {
+                                sys::close(to).expect("close");
+                                if forked % 2 == 0 {
+                                    let _ = sys::read(from, &mut [0; 1]);
+                                }
+                                "over".into()
+                            }));
+                        }
+                        send_all(fd, &i.to_ne_bytes());
+                        assert!(recv_exact(fd, 4) == i.to_ne_bytes());
+                    }
+                    t.log("shutdown", sys::shutdown(fd, libc::SHUT_WR));
+                    sys::close(to).expect("close");
+                    t.log("child", child.expect("a child").join());
+                    t.log("close", (sys::close(fd), sys::close(from)));
+                }
+            },
+        )
+        .any_path(),
         pair(
             "process/fork-per-connection",
             "a child for each connection, the parent closes at once (PostgreSQL, sshd)",

@@ -456,6 +456,67 @@ pub fn list() -> Vec<Scenario> {
             },
         ),
         pair(
+            "raw/later-room",
+            "a sender that waits for room past libc, by poll, and by an edge that it does not wait long for: it goes on, and all comes in order",
+            |t| {
+                let fd = t.server();
+                t.wait("full");
+                t.drain(fd, 31, 2_000_000);
+                t.meet("end");
+            },
+            |t| {
+                let fd = t.client();
+                sys::setopt(fd, libc::SOL_SOCKET, libc::SO_SNDBUF, 20_000).expect("SO_SNDBUF");
+                let mut sender = t.sender(fd, 31);
+                let set = Set::new();
+                set.add(fd, (libc::EPOLLOUT | libc::EPOLLET) as u32);
+                let mut full = 0;
+                while sender.sent < 2_000_000 {
+                    let part = sender.upcoming((2_000_000 - sender.sent).min(5000) as usize);
+                    match sys::send(fd, &part, libc::MSG_DONTWAIT) {
+                        Ok(n) => sender.sent += n as u64,
+                        Err(e) => {
+                            assert!(e == E(libc::EAGAIN));
+                            if full == 0 {
+                                t.tell("full");
+                            }
+                            full += 1;
+                            match full % 2 {
+                                0 => drop(raw::poll(fd, libc::POLLOUT, 1000)),
+                                _ => drop(set.wait(50)),
+                            }
+                        }
+                    }
+                }
+                t.meet("end");
+            },
+        )
+        .any_path(),
+        pair(
+            "raw/later-end",
+            "a program that reads past libc what a peer has sent and closed behind it has the bytes, or an end before them: no others",
+            |t| {
+                let fd = t.server();
+                t.meet("warm");
+                t.wait("closed");
+                let mut bytes = [0; MESSAGE];
+                match raw::read(fd, &mut bytes) {
+                    Ok(0) => {}
+                    Ok(n) => assert!(bytes[..n].iter().all(|b| *b == 7)),
+                    Err(e) => t.log("an error", e),
+                }
+                t.say("bytes, or the end");
+            },
+            |t| {
+                let fd = t.client();
+                t.meet("warm");
+                send_all(fd, &[7; MESSAGE]);
+                t.log("close", sys::close(fd));
+                t.tell("closed");
+            },
+        )
+        .any_path(),
+        pair(
             "raw/turns",
             "a program that never waits, and asks again and again, is seen by that",
             |t| {
