@@ -916,8 +916,15 @@ pub fn list() -> Vec<Scenario> {
                             sender.sent += n as u64;
                             sent += n;
                         }
-                        Err(_) if sys::await_events(fd, libc::POLLOUT, 0) == 0 => break,
-                        Err(_) => {}
+                        // (What is on its way to the peer makes some room for a while.)
+                        Err(_) if sys::await_events(fd, libc::POLLOUT, 100) != 0 => {}
+                        Err(_) => match sys::send(fd, &sender.upcoming(1), MSG_DONTWAIT) {
+                            Ok(n) => {
+                                sender.sent += n as u64;
+                                sent += n;
+                            }
+                            Err(_) => break,
+                        },
                     }
                 }
                 sys::write(to, &sender.upcoming(100)).expect("write");
