@@ -67,11 +67,14 @@ fn tell(lanes: &Arc<Lanes>, news: News) {
 
 // ---- queues -------------------------------------------------------------------------------------
 
-/// A completion queue with its pairs. Never freed: a thread may be polling it.
+/// A completion queue with its pairs. This is never freed, because a thread may be polling it; the
+/// device's queue is closed when it is lost and has no pairs any more.
 pub(crate) struct Queue {
     pub(crate) hub: netacc_rdma::Hub<Net>,
     /// Its place on the list.
     pub(crate) number: usize,
+    /// It could not be polled: it is lost, with its pairs.
+    pub(crate) lost: AtomicBool,
     /// The next completion makes the descriptor readable.
     pub(crate) armed: AtomicBool,
     /// How often a thread of the application's has polled.
@@ -80,7 +83,7 @@ pub(crate) struct Queue {
     pub(crate) polls_told: AtomicU64,
 }
 
-/// Queues of one process.
+/// Queues that a process has at a time.
 pub(crate) const QUEUES: usize = 32;
 static LIST: [AtomicPtr<Queue>; QUEUES] = [const { AtomicPtr::new(core::ptr::null_mut()) }; QUEUES];
 static COUNT: AtomicUsize = AtomicUsize::new(0);
@@ -91,13 +94,27 @@ pub(crate) fn queues() -> impl Iterator<Item = &'static Queue> {
     LIST.iter().take(COUNT.load(Acquire)).filter_map(|q| unsafe { q.load(Acquire).as_ref() })
 }
 
-/// Puts a queue on the list. The thread "netacc-rdma" only.
-pub(crate) fn add_queue(queue: &'static Queue) -> bool {
-    let n = COUNT.load(Relaxed);
-    let Some(place) = LIST.get(n) else { return false };
-    place.store(core::ptr::from_ref(queue).cast_mut(), Release);
-    COUNT.store(n + 1, Release);
-    true
+/// A place on the list that no queue has.
+pub(crate) fn free_place() -> Option<usize> {
+    let count = COUNT.load(Relaxed);
+    let free =
+        |at: &usize| *at >= count || LIST.get(*at).is_some_and(|q| q.load(Relaxed).is_null());
+    (0..QUEUES).find(free)
+}
+
+/// Puts a queue on the list, at its place. The thread "netacc-rdma" only, as what follows.
+pub(crate) fn add_queue(queue: &'static Queue) {
+    if let Some(place) = LIST.get(queue.number) {
+        place.store(core::ptr::from_ref(queue).cast_mut(), Release);
+        COUNT.fetch_max(queue.number + 1, Release);
+    }
+}
+
+/// Takes it off: its place is another one's to have.
+pub(crate) fn remove_queue(queue: &'static Queue) {
+    if let Some(place) = LIST.get(queue.number) {
+        place.store(core::ptr::null_mut(), Release);
+    }
 }
 
 /// In a forked child: the queues are the parent's.
@@ -108,7 +125,11 @@ pub(crate) fn forget_queues() {
 impl Queue {
     /// Takes what has come, and tells whoever waits for it. True: something had come.
     pub(crate) fn poll(&self) -> bool {
-        let any = matches!(self.hub.poll(process::tid(), &mut tell), Ok(1..));
+        let polled = self.hub.poll(process::tid(), &mut tell);
+        if let Err(PollError::Queue(_)) = polled {
+            self.is_lost();
+        }
+        let any = matches!(polled, Ok(1..));
         if any {
             // What has come may have been answered.
             rdma_thread::watch_posted();
@@ -134,6 +155,10 @@ impl Queue {
                     waits = waits.saturating_add(1);
                     if waits < 16 { sys::sched_yield() } else { sys::pause_ns(50_000) }
                 }
+                Err(PollError::Queue(_)) => {
+                    self.is_lost();
+                    break;
+                }
                 _ => break,
             }
         }
@@ -141,6 +166,12 @@ impl Queue {
             rdma_thread::watch_posted();
         }
         any
+    }
+
+    #[cold]
+    fn is_lost(&self) {
+        self.lost.store(true, Release);
+        rdma_thread::tell_of_pairs();
     }
 
     fn before_sleep(&self) {

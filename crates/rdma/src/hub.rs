@@ -14,7 +14,7 @@ use alloc::sync::Arc;
 use alloc::vec::Vec;
 use core::cell::UnsafeCell;
 use core::ffi::c_int;
-use core::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use core::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering::*};
 use netacc_ring::{EndLock, TryLockError};
 use netacc_verbs::fabric::{Call, Completion, Error, Fabric};
 
@@ -67,8 +67,12 @@ struct Inner<F: Fabric> {
 /// A completion queue and its pairs. See the [crate] for who may call what.
 pub struct Hub<F: Fabric> {
     fabric: Arc<F>,
-    queue: F::Queue,
+    /// `None` when it is closed. For who has the lock, or is one of the `users`.
+    queue: UnsafeCell<Option<F::Queue>>,
     entries: u32,
+    /// Threads that use the queue without the lock, and whether any more may.
+    users: AtomicU32,
+    closing: AtomicBool,
     lock: EndLock,
     /// The lock's.
     inner: UnsafeCell<Inner<F>>,
@@ -76,7 +80,8 @@ pub struct Hub<F: Fabric> {
     completions: AtomicU64,
 }
 
-// SAFETY: `inner` belongs to who has the lock.
+// SAFETY: `inner` belongs to who has the lock; `queue` is changed by who has it, when there are no
+// `users` and will be none.
 unsafe impl<F: Fabric + Send + Sync> Sync for Hub<F>
 where
     F::Queue: Send + Sync,
@@ -102,6 +107,11 @@ impl<F: Fabric> core::fmt::Debug for Hub<F> {
 struct Held<'a, F: Fabric>(&'a Hub<F>);
 
 impl<F: Fabric> Held<'_, F> {
+    fn queue(&self) -> Option<&F::Queue> {
+        // SAFETY: it is changed under the lock alone, which is held while this is borrowed.
+        unsafe { &*self.0.queue.get() }.as_ref()
+    }
+
     fn inner(&mut self) -> &mut Inner<F> {
         // SAFETY: whoever has a `Held` has the lock, and this one is borrowed uniquely.
         unsafe { &mut *self.0.inner.get() }
@@ -122,8 +132,10 @@ impl<F: Fabric> Hub<F> {
         let inner = Inner { seats: Vec::new(), entries: 0, fresh: 0 };
         Self {
             fabric,
-            queue,
+            queue: UnsafeCell::new(Some(queue)),
             entries,
+            users: AtomicU32::new(0),
+            closing: AtomicBool::new(false),
             lock: EndLock::default(),
             inner: UnsafeCell::new(inner),
             polls: AtomicU64::new(0),
@@ -131,31 +143,50 @@ impl<F: Fabric> Hub<F> {
         }
     }
 
-    /// Closes the queue of a hub that has no pairs.
-    pub fn close(self) -> Result<(), Error> {
-        self.fabric.close_queue(self.queue)
+    /// Closes the queue, if it has no pairs and nobody uses it; else `Full`, or `Busy`. From then
+    /// on others may call on it as before, and find nothing. The hub is no better than closed where
+    /// the fabric refuses that.
+    pub fn close(&self, tid: u32) -> Result<(), HubError> {
+        let mut held = self.hold(tid).map_err(|_| HubError::Busy)?;
+        if held.inner().entries != 0 {
+            return Err(HubError::Full);
+        }
+        self.closing.store(true, SeqCst);
+        if self.users.load(SeqCst) != 0 {
+            return Err(HubError::Busy);
+        }
+        // SAFETY: the lock is held, nobody is inside `with_queue`, and nobody gets in any more.
+        if let Some(queue) = unsafe { &mut *self.queue.get() }.take() {
+            let _ = self.fabric.close_queue(queue);
+        }
+        Ok(())
     }
 
-    /// Its queue, for creating pairs on.
-    #[must_use]
-    pub fn queue(&self) -> &F::Queue {
-        &self.queue
+    /// Uses its queue. `None`: it is closed.
+    pub fn with_queue<T>(&self, f: impl FnOnce(&F::Queue) -> T) -> Option<T> {
+        self.users.fetch_add(1, SeqCst);
+        // SAFETY: `close` looks at `users` behind setting `closing`, and this the other way round:
+        // one of the two sees the other.
+        let queue = || unsafe { &*self.queue.get() }.as_ref();
+        let done = if self.closing.load(SeqCst) { None } else { queue().map(f) };
+        self.users.fetch_sub(1, SeqCst);
+        done
     }
 
-    /// Readable after an armed queue got a completion.
+    /// Readable after an armed queue got a completion. Below 0: it is closed.
     #[must_use]
     pub fn fd(&self) -> c_int {
-        self.fabric.queue_fd(&self.queue)
+        self.with_queue(|q| self.fabric.queue_fd(q)).unwrap_or(-1)
     }
 
     /// The next completion makes the descriptor readable. Poll once more before sleeping.
     pub fn arm(&self) -> Result<(), Error> {
-        self.fabric.arm(&self.queue)
+        self.with_queue(|q| self.fabric.arm(q)).unwrap_or(Ok(()))
     }
 
     /// Makes the descriptor unreadable again. Poll afterwards.
     pub fn clear(&self) -> Result<u32, Error> {
-        self.fabric.clear(&self.queue)
+        self.with_queue(|q| self.fabric.clear(q)).unwrap_or(Ok(0))
     }
 
     /// Polls that got through, and completions that they took.
@@ -174,6 +205,9 @@ impl<F: Fabric> Hub<F> {
     /// 0, below 2^31.
     pub fn reserve(&self, tid: u32, settings: &Settings) -> Result<Tag, HubError> {
         let mut held = self.hold(tid).map_err(|_| HubError::Busy)?;
+        if self.closing.load(Relaxed) {
+            return Err(HubError::Full);
+        }
         let inner = held.inner();
         let entries = settings.entries().max(1);
         let sum = inner
@@ -249,11 +283,6 @@ impl<F: Fabric> Hub<F> {
         true
     }
 
-    /// Gives the queue back; every pair was removed.
-    pub fn into_queue(self) -> F::Queue {
-        self.queue
-    }
-
     // ---- polling --------------------------------------------------------------------------------
 
     /// Takes completions (a bounded number of them), applies them, lets everybody post who waited
@@ -276,14 +305,15 @@ impl<F: Fabric> Hub<F> {
         let mut taken = 0;
         for _ in 0..ROUNDS {
             let mut batch = [Completion::EMPTY; BATCH];
-            let count = match self.fabric.poll(&self.queue, &mut batch) {
+            let Some(queue) = held.queue() else { break };
+            let count = match self.fabric.poll(queue, &mut batch) {
                 Ok(count) => count,
                 Err(e) => {
-                    inner.lose_all(e.errno, tell);
+                    held.inner().lose_all(e.errno, tell);
                     return Err(PollError::Queue(e));
                 }
             };
-            inner.apply(batch.get(..count).unwrap_or(&[]), tell);
+            held.inner().apply(batch.get(..count).unwrap_or(&[]), tell);
             taken += count;
             if count < BATCH {
                 break;

@@ -222,6 +222,11 @@ impl End {
         self.conns[usize::from(lane)].as_mut().unwrap()
     }
 
+    fn create(&self, pair: &mut memory::Pair, capacity: Capacity) {
+        let create = |queue: &_| self.host.create(pair, &self.domain, queue, capacity);
+        self.hub.with_queue(create).unwrap().unwrap();
+    }
+
     /// Gives a pair of the manager's its lanes.
     fn make_lanes(&mut self, mut pair: memory::Pair, settings: Settings) {
         assert!(!settings.immediate || self.facts().writes_imm);
@@ -230,7 +235,7 @@ impl End {
             receives: settings.receives,
             inline_bytes: settings.inline_bytes,
         };
-        self.host.create(&mut pair, &self.domain, self.hub.queue(), capacity).unwrap();
+        self.create(&mut pair, capacity);
         let tag = self.hub.reserve(TID, &settings).unwrap();
         let block = Block::new(settings.memory_bytes());
         // SAFETY: freed after the pair is dismantled.
@@ -361,7 +366,8 @@ impl End {
         self.pool.close(&self.host, |_, _| pieces += 1);
         assert_eq!(pieces, blocks, "rings are missing");
         self.host.close_domain(self.domain).unwrap();
-        self.host.close_queue(self.hub.into_queue()).unwrap();
+        self.hub.close(TID).unwrap();
+        assert_eq!(self.hub.poll(TID, &mut |_, _| {}), Ok(0));
         self.host.close_device(self.device).unwrap();
         self.host.close_manager(self.manager).unwrap();
         assert_eq!(self.host.net().objects(&self.host), 0);

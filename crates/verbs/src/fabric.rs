@@ -439,8 +439,9 @@ pub enum News<P> {
 pub enum Fault {
     /// A pair is broken; its completions and the manager say more.
     PairLost,
-    /// A queue has overflowed: it and its pairs are lost.
-    QueueLost,
+    /// The queue of that [name](Fabric::queue_name) has overflowed: it and its pairs are lost. It
+    /// may be one of the device's under another address.
+    QueueLost(usize),
     /// The device is lost.
     DeviceLost,
     /// The port has come up.
@@ -524,6 +525,8 @@ pub trait Fabric {
         entries: u32,
         vector: u32,
     ) -> Result<Self::Queue, Error>;
+    /// What [`Fault::QueueLost`] calls it: no other queue's as long as it is open.
+    fn queue_name(&self, queue: &Self::Queue) -> usize;
     /// Readable after an armed queue got a completion. Nonblocking.
     fn queue_fd(&self, queue: &Self::Queue) -> c_int;
     /// Takes up to `out.len()` completions, oldest first.

@@ -1,8 +1,8 @@
 //! [`Fabric`] inside of one process, with the rules of verbs enforced and faults on demand: for
 //! tests of what is built upon it, in milliseconds and on any machine.
 //!
-//! A [`Net`] has hosts; each host has one address and one device of a [`Model`]; [`Memory`] is what
-//! a program on such a host calls. Descriptors are real (eventfds), so that programs can wait for
+//! A [`Net`] has hosts; each has one device of a [`Model`], and addresses; [`Memory`] is what a
+//! program on such a host calls. Descriptors are real (eventfds), so that programs can wait for
 //! them; time is not: what only time would bring about (a peer that does not answer) happens when
 //! [`Net::time_out`] is called.
 //!
@@ -136,6 +136,11 @@ impl Net {
         Memory { net: self.clone(), host: self.world.lock().add_host(address, model) }
     }
 
+    /// Gives a host's device another address.
+    pub fn add_address(&self, host: &Memory, address: IpAddr) {
+        self.world.lock().add_address(host.host, address);
+    }
+
     /// Does every step that is possible. False: it did not come to an end.
     pub fn settle(&self) -> bool {
         self.world.lock().settle()
@@ -216,6 +221,11 @@ impl Net {
     /// Every queue of the host overflows: it takes nothing any more, and its pairs break.
     pub fn lose_queues(&self, host: &Memory) {
         self.world.lock().lose_queues(host.host);
+    }
+
+    /// The queue of that name does.
+    pub fn lose_queue(&self, name: usize) {
+        self.world.lock().lose_queue_named(name);
     }
 
     /// What the host's pairs send is lost from here on (or arrives again), and nobody is told: the

@@ -2,9 +2,12 @@
 //! `io_threads`.)
 
 use super::net::{self, Net};
-use super::{EVENT_DEVICE, EVENT_MANAGER, LOADED, LOADED_BY, Remote, forget_known, unwatch, watch};
+use super::{
+    EVENT_DEVICE, EVENT_MANAGER, LOADED, LOADED_BY, Remote, forget_known, io_threads, unwatch,
+    watch,
+};
 use crate::log::{debug_log, warn_log};
-use crate::queues::{self, QUEUES, Queue};
+use crate::queues::{self, Queue};
 use crate::{config, process, sys};
 use alloc::boxed::Box;
 use alloc::vec::Vec;
@@ -21,6 +24,8 @@ const NO_DEVICE_NS: u64 = 60_000_000_000;
 const FAILED_NS: u64 = 5_000_000_000;
 /// A port may be down for so long before its pairs are given up.
 const DOWN_NS: u64 = 100_000_000;
+/// A queue that is lost, and that somebody uses, is looked at again after so long.
+const RETIRED_NS: u64 = 100_000_000;
 /// Requests, and receives, of a pair with many connections, where the device has as many.
 const DEPTH: u32 = 128;
 /// Bytes that go inline, where the device takes them: any message fits.
@@ -51,6 +56,8 @@ pub(super) struct Devices {
     /// Addresses that cannot be served: why, and until when they are not looked at again.
     failed: Vec<(IpAddr, Reason, u64)>,
     pub(super) threads: usize,
+    /// Queues that are lost, and are closed when nobody uses them any more.
+    pub(super) retired: Vec<&'static Queue>,
 }
 
 /// Errors of the fabric's as a reason.
@@ -245,10 +252,7 @@ impl Remote {
     fn new_queue(&mut self, at: usize) -> Result<&'static Queue, Reason> {
         let verbs = self.devices.verbs().ok_or(Reason::RdmaCoreMissing)?;
         let config = config::get();
-        let number = queues::queues().count();
-        if number >= QUEUES {
-            return Err(Reason::ChannelFull);
-        }
+        let number = queues::free_place().ok_or(Reason::ChannelFull)?;
         // First, because it may fail: a queue on the list stays there.
         let epoll = self.devices.io_set(number, config).ok_or(Reason::NoDescriptor)?;
         let entries = self.facts(at).map_or(0, |f| f.entries_max).min(ENTRIES);
@@ -261,6 +265,7 @@ impl Remote {
         let queue = Box::into_raw(Box::new(Queue {
             hub,
             number,
+            lost: AtomicBool::new(false),
             armed: AtomicBool::new(false),
             visits: AtomicU64::new(0),
             polls_told: AtomicU64::new(0),
@@ -269,12 +274,11 @@ impl Remote {
         let hub_fd = unsafe { (*queue).hub.fd() };
         if !watch(epoll, hub_fd, libc::EPOLLIN as u32, queue as u64) {
             // SAFETY: as above: nobody has.
-            let _ = unsafe { Box::from_raw(queue) }.hub.close();
+            let _ = unsafe { Box::from_raw(queue) }.hub.close(process::tid());
             return Err(Reason::NoDescriptor);
         }
         // SAFETY: as above.
         let queue: &'static Queue = unsafe { &*queue };
-        // (There is room: it was counted.)
         queues::add_queue(queue);
         queue.arm();
         if let Some(d) = self.devices.list.get_mut(at) {
@@ -295,8 +299,10 @@ impl Remote {
                 Ok(None) => return,
                 Ok(Some(Fault::PortDown)) => self.port_is(device_down, at),
                 Ok(Some(Fault::PortUp)) => self.port_is(device_up, at),
-                Ok(Some(Fault::DeviceLost)) => self.lose_device(at),
-                Ok(Some(Fault::QueueLost)) => self.lose_queues(at),
+                Ok(Some(Fault::DeviceLost)) => {
+                    self.same_device(at).into_iter().for_each(|i| self.lose_device(i));
+                }
+                Ok(Some(Fault::QueueLost(name))) => self.lose_queue(name),
                 Ok(Some(_)) => self.look_at_pairs(),
                 Err(e) => {
                     debug_log!("device {at}: {:?}: errno {}", e.call, e.errno);
@@ -308,27 +314,65 @@ impl Remote {
         }
     }
 
-    /// A completion queue has overflowed, and tells nothing any more; which one is not said. No new
-    /// pair comes onto any of them. (None is closed: a thread may be polling it.)
-    fn lose_queues(&mut self, at: usize) {
-        let Some(d) = self.devices.list.get_mut(at) else { return };
-        let number = d.queues.len();
-        d.queues.clear();
-        warn_log!(
-            "device {}: one of {number} completion queues is lost, and their pairs",
-            d.address
-        );
-        self.end_pairs_on(at);
+    /// The completion queue of that name has overflowed, and tells nothing any more. (It may be one
+    /// of another address of the device's: only one address is told.)
+    fn lose_queue(&mut self, name: usize) {
+        let Some(verbs) = self.devices.verbs() else { return };
+        let is_it = |q: &&Queue| q.hub.with_queue(|q| verbs.queue_name(q)) == Some(name);
+        let found = self.devices.list.iter().flat_map(|d| d.queues.iter().copied()).find(is_it);
+        if let Some(queue) = found {
+            self.retire(queue);
+        }
     }
 
-    /// News of a port concern every address of the device's: it was opened once for each, and only
-    /// one is told.
-    fn port_is(&mut self, change: fn(&mut Device), at: usize) {
+    /// Queues that could not be polled.
+    pub(super) fn retire_lost(&mut self) {
+        let all = self.devices.list.iter().flat_map(|d| d.queues.iter().copied());
+        let lost: Vec<&'static Queue> = all.filter(|q| q.lost.load(Acquire)).collect();
+        lost.into_iter().for_each(|q| self.retire(q));
+    }
+
+    /// That queue is lost, with its pairs: no other ones come onto it.
+    fn retire(&mut self, queue: &'static Queue) {
+        for d in &mut self.devices.list {
+            let before = d.queues.len();
+            d.queues.retain(|q| !core::ptr::eq(*q, queue));
+            if d.queues.len() != before {
+                warn_log!("device {}: a completion queue is lost, and its pairs", d.address);
+            }
+        }
+        self.end_pairs_of(queue);
+        self.devices.retired.push(queue);
+        io_threads::forget(queue);
+        self.close_retired();
+    }
+
+    /// Closes the queues that are lost and have no pairs any more: others may have their places.
+    pub(super) fn close_retired(&mut self) {
+        self.devices.retired.retain(|q| {
+            let closed = q.hub.close(process::tid()).is_ok();
+            if closed {
+                q.flush();
+                queues::remove_queue(q);
+            }
+            !closed
+        });
+        if !self.devices.retired.is_empty() {
+            self.at(sys::now_ns() + RETIRED_NS);
+        }
+    }
+
+    /// A device is opened once for each of its addresses. All of them.
+    fn same_device(&self, at: usize) -> Vec<usize> {
         let name = self.facts(at).map(|f| f.name);
-        for i in 0..self.devices.list.len() {
-            if self.facts(i).map(|f| f.name) == name
-                && let Some(d) = self.devices.list.get_mut(i)
-            {
+        let is_it = |i: &usize| self.facts(*i).map(|f| f.name) == name;
+        (0..self.devices.list.len()).filter(is_it).collect()
+    }
+
+    /// News of a port concern every address of the device's, and only one is told.
+    fn port_is(&mut self, change: fn(&mut Device), at: usize) {
+        for i in self.same_device(at) {
+            if let Some(d) = self.devices.list.get_mut(i) {
                 change(d);
             }
         }
@@ -340,6 +384,9 @@ impl Remote {
     }
 
     pub(super) fn time_devices(&mut self) {
+        if !self.devices.retired.is_empty() {
+            self.close_retired();
+        }
         let now = sys::now_ns();
         for i in 0..self.devices.list.len() {
             let Some(down) = self.devices.list.get(i).map(|d| d.down_since).filter(|t| *t != 0)
@@ -361,15 +408,14 @@ impl Remote {
         self.end_pairs_on(at);
         self.leave_device(at);
         let Some(verbs) = self.devices.verbs() else { return };
-        if let Some(d) = self.devices.list.get_mut(at) {
-            // The queues stay on the list: a thread may be polling one. They are empty.
-            d.queues.clear();
-            if let Some(device) = d.device.take() {
-                // Its descriptor outlives it (librdmacm's, and what is in the queues), with news
-                // that nobody fetches any more.
-                unwatch(self.epoll, verbs.device_fd(&device));
-                let _ = verbs.close_device(device);
-            }
+        let queues = self.devices.list.get_mut(at).map(|d| core::mem::take(&mut d.queues));
+        queues.into_iter().flatten().for_each(|q| self.retire(q));
+        let device = self.devices.list.get_mut(at).and_then(|d| d.device.take());
+        if let Some(device) = device {
+            // Its descriptor outlives it (librdmacm's, and what is in the queues), with news that
+            // nobody fetches any more.
+            unwatch(self.epoll, verbs.device_fd(&device));
+            let _ = verbs.close_device(device);
         }
     }
 }

@@ -1,6 +1,7 @@
 //! The threads `netacc-io`: they poll the completion queues while no application thread does.
 
 use super::devices::Devices;
+use super::unwatch;
 use crate::queues::{self, QUEUES, Queue};
 use crate::{config, fd_table, numbers, sleep, stats, sys, thread};
 use core::ffi::{c_int, c_void};
@@ -38,6 +39,14 @@ impl Devices {
         }
         self.threads = at + 1;
         Some(epoll)
+    }
+}
+
+/// No I/O thread hears of that queue any more.
+pub(super) fn forget(q: &Queue) {
+    let count = THREAD_COUNT.load(Relaxed).max(1) as usize;
+    if let Some(epoll) = EPOLLS.get(q.number % count) {
+        unwatch(epoll.load(Acquire), q.hub.fd());
     }
 }
 
@@ -91,12 +100,8 @@ pub(super) fn await_queues(epoll: c_int, timeout_ns: i64) -> bool {
 pub(super) fn visit(index: usize, visits: &mut [u64; QUEUES]) -> bool {
     let count = THREAD_COUNT.load(Relaxed).max(1) as usize;
     let mut others_poll = false;
-    for (q, seen) in queues::queues()
-        .zip(visits.iter_mut())
-        .enumerate()
-        .filter(|(i, _)| i % count == index)
-        .map(|(_, x)| x)
-    {
+    for q in queues::queues().filter(|q| q.number % count == index) {
+        let Some(seen) = visits.get_mut(q.number) else { continue };
         if q.armed.load(SeqCst) {
             q.flush();
             continue;

@@ -4,6 +4,7 @@ use super::links::{Conn, Fault, Link};
 use super::pairs::{Age, Pair, PairState, unlink, until_free};
 use super::{Remote, memory};
 use crate::log::debug_log;
+use crate::queues::Queue;
 use crate::{process, rdma_thread, stats, sys};
 use alloc::boxed::Box;
 use alloc::sync::Arc;
@@ -253,17 +254,18 @@ impl Remote {
     }
 
     pub(super) fn end_pairs_on(&mut self, device: usize) {
+        self.end_pairs_that(&|l, _| l.device == device);
+    }
+
+    pub(super) fn end_pairs_of(&mut self, queue: &Queue) {
+        self.end_pairs_that(&|_, p| p.seat.is_some_and(|(q, _)| core::ptr::eq(q, queue)));
+    }
+
+    fn end_pairs_that(&mut self, which: &dyn Fn(&Link, &Pair) -> bool) {
         for i in 0..self.links.len() {
-            let numbers: Vec<u32> = match self.link(i).filter(|l| l.device == device) {
-                Some(l) => l
-                    .pairs
-                    .iter()
-                    .filter(|p| p.state != PairState::Lost)
-                    .map(|p| p.number)
-                    .collect(),
-                None => continue,
-            };
-            for n in numbers {
+            let Some(l) = self.link(i) else { continue };
+            let on = l.pairs.iter().filter(|p| p.state != PairState::Lost && which(l, p));
+            for n in on.map(|p| p.number).collect::<Vec<u32>>() {
                 self.lose_pair(i, n, Reason::RdmaLost, true);
             }
         }
@@ -280,6 +282,7 @@ impl Remote {
 
     /// Pairs have told something: lost ones are given up, memory that is free is taken back.
     pub(super) fn look_at_pairs(&mut self) {
+        self.retire_lost();
         for i in 0..self.links.len() {
             let Some(l) = self.link(i) else { continue };
             let mut lost = Vec::new();

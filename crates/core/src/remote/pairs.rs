@@ -418,9 +418,9 @@ impl Remote {
                 receives: settings.receives,
                 inline_bytes: settings.inline_bytes,
             };
-            let granted = verbs
-                .create(pair, &domain, queue.hub.queue(), capacity)
-                .map_err(devices::reason_of)?;
+            let create = |on: &_| verbs.create(pair, &domain, on, capacity);
+            let granted = queue.hub.with_queue(create).ok_or(Reason::RdmaLost)?;
+            let granted = granted.map_err(devices::reason_of)?;
             let inline_bytes = settings.inline_bytes.min(granted.inline_bytes);
             let settings = &netacc_rdma::Settings { inline_bytes, ..*settings };
             stats::count(Counter::RdmaPairsCreated);

@@ -121,8 +121,8 @@ struct Host {
     news: bool,
     /// The application's listening socket.
     listener: c_int,
-    /// Devices that were taken out, and their queues, which are never closed.
-    gone: (usize, usize),
+    /// Devices that were taken out, which have domains of links.
+    gone: usize,
 }
 
 /// One end of a connection, with its application.
@@ -215,7 +215,7 @@ impl Rig {
                 woken: false,
                 news: false,
                 listener: -1,
-                gone: (0, 0),
+                gone: 0,
             };
             rig.hosts.push(host);
             rig.start(h);
@@ -721,10 +721,9 @@ impl Rig {
     /// What a host that serves no connection keeps open.
     fn least(&self, h: usize) -> Objects {
         let remote = self.hosts[h].remote.as_ref().unwrap();
-        let devices = self.hosts[h].gone.0
-            + remote.devices.list.iter().filter(|d| d.device.is_some()).count();
-        let queues = self.hosts[h].gone.1
-            + remote.devices.list.iter().map(|d| d.queues.len()).sum::<usize>();
+        let devices =
+            self.hosts[h].gone + remote.devices.list.iter().filter(|d| d.device.is_some()).count();
+        let queues = remote.devices.list.iter().map(|d| d.queues.len()).sum();
         let listeners = remote.listeners.iter().filter(|l| l.cm.is_some()).count();
         Objects {
             managers: usize::from(remote.devices.manager.is_some()),
@@ -862,16 +861,8 @@ impl Rig {
 
     /// The device of a host is taken out.
     fn remove_device(&mut self, h: usize) {
-        let open = self
-            .remote(h)
-            .devices
-            .list
-            .iter()
-            .filter(|d| d.device.is_some())
-            .map(|d| (1, d.queues.len()));
-        let (devices, queues) = open.fold((0, 0), |sum, d| (sum.0 + d.0, sum.1 + d.1));
-        self.hosts[h].gone.0 += devices;
-        self.hosts[h].gone.1 += queues;
+        let open = self.remote(h).devices.list.iter().filter(|d| d.device.is_some()).count();
+        self.hosts[h].gone += open;
         self.wires.remove_device(&self.hosts[h].fabric);
     }
 

@@ -93,6 +93,9 @@ impl Fabric for Edge {
     ) -> Result<memory::Queue, Error> {
         self.0.open_queue(device, entries, vector)
     }
+    fn queue_name(&self, queue: &memory::Queue) -> usize {
+        self.0.queue_name(queue)
+    }
     fn queue_fd(&self, queue: &memory::Queue) -> c_int {
         self.0.queue_fd(queue)
     }

@@ -137,7 +137,8 @@ fn make_lanes(
         receives: settings.receives,
         inline_bytes: settings.inline_bytes,
     };
-    end.fabric.create(&mut pair, domain, end.hub.queue(), capacity).unwrap();
+    let create = |queue: &_| end.fabric.create(&mut pair, domain, queue, capacity);
+    end.hub.with_queue(create).unwrap().unwrap();
     let tag = end.hub.reserve(TID, &settings).unwrap();
     let receives = memory(settings.receives as usize * 64);
     // SAFETY: never freed, and nobody else has it.

@@ -349,7 +349,7 @@ fn a_link_that_cannot_be_made_leaves_nothing_behind() {
             let settings = Settings { receives: 40, ..settings(true) };
             let capacity =
                 Capacity { sends: settings.sends, receives: settings.receives, inline_bytes: 64 };
-            b.host.create(&mut pair, &b.domain, b.hub.queue(), capacity).unwrap();
+            b.create(&mut pair, capacity);
             let tag = b.hub.reserve(TID, &settings).unwrap();
             let block = Block::new(40 * 64);
             net.fail_call(&b.host, call, nth, libc::ENOMEM);

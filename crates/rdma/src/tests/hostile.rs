@@ -38,7 +38,7 @@ impl Victim {
         // Refused when the pair is in error; its own completions it does not look at.
         let _ = self.peer.host.post(&self.pair, &[Work { id: u64::MAX, action, signaled: true }]);
         let mut out = [Completion::EMPTY; 64];
-        self.peer.host.poll(self.peer.hub.queue(), &mut out).unwrap();
+        self.peer.hub.with_queue(|queue| self.peer.host.poll(queue, &mut out)).unwrap().unwrap();
     }
 
     fn say(&self, items: &[(u16, Item)]) {

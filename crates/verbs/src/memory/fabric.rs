@@ -90,6 +90,10 @@ impl Fabric for Memory {
         })
     }
 
+    fn queue_name(&self, queue: &Queue) -> usize {
+        queue.number as usize
+    }
+
     fn queue_fd(&self, queue: &Queue) -> c_int {
         queue.fd
     }

@@ -54,7 +54,8 @@ pub(super) struct World {
 }
 
 pub(super) struct Host {
-    address: IpAddr,
+    /// All of one device.
+    addresses: Vec<IpAddr>,
     model: Model,
     /// Its program runs.
     alive: bool,
@@ -68,6 +69,10 @@ pub(super) struct Host {
     each_poll: Option<fn()>,
     calls: BTreeMap<Call, u64>,
     failing: Vec<(Call, u64, c_int)>,
+    /// News of the device, once, however often it was opened.
+    faults: VecDeque<Fault>,
+    /// Readable when there are some. Below 0: it was never opened.
+    fd: c_int,
 }
 
 pub(super) struct Manager {
@@ -80,8 +85,6 @@ pub(super) struct Device {
     host: usize,
     manager: u64,
     token: u64,
-    faults: VecDeque<Fault>,
-    fd: c_int,
 }
 
 pub(super) struct Queue {
@@ -272,7 +275,7 @@ impl World {
 
     pub(super) fn add_host(&mut self, address: IpAddr, model: Model) -> usize {
         self.hosts.push(Host {
-            address,
+            addresses: alloc::vec![address],
             model,
             alive: true,
             on: true,
@@ -282,8 +285,16 @@ impl World {
             each_poll: None,
             calls: BTreeMap::new(),
             failing: Vec::new(),
+            faults: VecDeque::new(),
+            fd: -1,
         });
         self.hosts.len().wrapping_sub(1)
+    }
+
+    pub(super) fn add_address(&mut self, host: usize, address: IpAddr) {
+        if let Some(h) = self.hosts.get_mut(host) {
+            h.addresses.push(address);
+        }
     }
 
     /// The host's network works, whatever its device does.
@@ -457,6 +468,9 @@ impl World {
     pub(super) fn add_device(&mut self, host: usize) {
         if let Some(h) = self.hosts.get_mut(host) {
             h.device = true;
+            // It is another one: what was said of the last nobody hears any more.
+            h.faults.clear();
+            sys::lower(h.fd);
         }
     }
 
@@ -475,11 +489,14 @@ impl World {
         }
     }
 
-    /// News for every opened device of the host.
+    /// News of the host's device, if that is open.
     fn report(&mut self, host: usize, fault: Fault) {
-        for device in self.devices.values_mut().filter(|d| d.host == host) {
-            device.faults.push_back(fault);
-            sys::raise(device.fd);
+        if !self.devices.values().any(|d| d.host == host) {
+            return;
+        }
+        if let Some(h) = self.hosts.get_mut(host) {
+            h.faults.push_back(fault);
+            sys::raise(h.fd);
         }
     }
 
@@ -498,10 +515,11 @@ impl World {
     }
 
     pub(super) fn next_fault(&mut self, device: u64) -> Option<Fault> {
-        let d = self.devices.get_mut(&device)?;
-        let fault = d.faults.pop_front();
-        if d.faults.is_empty() {
-            sys::lower(d.fd);
+        let host = self.devices.get(&device)?.host;
+        let h = self.hosts.get_mut(host)?;
+        let fault = h.faults.pop_front();
+        if h.faults.is_empty() {
+            sys::lower(h.fd);
         }
         fault
     }
@@ -510,7 +528,7 @@ impl World {
 impl Drop for World {
     fn drop(&mut self) {
         let managers = self.managers.values().map(|m| m.fd);
-        let devices = self.devices.values().map(|d| d.fd);
+        let devices = self.hosts.iter().map(|h| h.fd).filter(|fd| *fd >= 0);
         let queues = self.queues.values().map(|q| q.fd);
         for fd in managers.chain(devices).chain(queues) {
             sys::close(fd);

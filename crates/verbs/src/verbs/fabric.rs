@@ -114,7 +114,8 @@ impl Fabric for Verbs {
                     errno => Err(error(Call::NextFault, errno)),
                 };
             }
-            // Acknowledged at once: closing the object that it is about waits for that.
+            // Acknowledged at once: closing the object that it is about waits for that. (Its name
+            // is no other's yet when it is heard: who takes these news closes queues.)
             // SAFETY: as returned.
             unsafe { (self.api.ibv_ack_async_event)(&mut event) };
             return Ok(Some(match event.event_type {
@@ -122,7 +123,7 @@ impl Fabric for Verbs {
                 IBV_EVENT_QP_FATAL | IBV_EVENT_QP_REQ_ERR | IBV_EVENT_QP_ACCESS_ERR => {
                     Fault::PairLost
                 }
-                IBV_EVENT_CQ_ERR => Fault::QueueLost,
+                IBV_EVENT_CQ_ERR => Fault::QueueLost(event.element.addr()),
                 IBV_EVENT_DEVICE_FATAL => Fault::DeviceLost,
                 IBV_EVENT_PORT_ACTIVE => Fault::PortUp,
                 IBV_EVENT_PORT_ERR => Fault::PortDown,
@@ -180,6 +181,10 @@ impl Fabric for Verbs {
                 Err(e)
             }
         }
+    }
+
+    fn queue_name(&self, queue: &Queue) -> usize {
+        queue.cq.addr().get()
     }
 
     fn queue_fd(&self, queue: &Queue) -> c_int {

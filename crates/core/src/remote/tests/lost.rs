@@ -5,6 +5,7 @@ use super::*;
 use crate::channel::Side;
 use crate::socket::Named;
 use netacc_control::config::Config;
+use netacc_verbs::fabric::Fabric as _;
 
 #[derive(Clone, Copy, Debug)]
 enum Loss {
@@ -186,13 +187,90 @@ fn a_completion_queue_that_overflows_is_not_used_again() {
             rig.promoted(i);
             for _ in 0..2 {
                 rig.wires.lose_queues(&rig.hosts[h].fabric);
-                // Never closed.
-                rig.hosts[h].gone.1 += 1;
                 rig.exchange(i, 10_000);
                 rig.promoted(i);
                 rig.exchange(i, 50_000);
                 assert!(rig.is_fast(i), "{}", rig.describe());
             }
+            rig.finish();
+        }
+    }
+}
+
+impl Rig {
+    fn queues_of(&mut self, h: usize) -> Vec<&'static queues::Queue> {
+        self.remote(h).devices.list.iter().flat_map(|d| d.queues.iter().copied()).collect()
+    }
+}
+
+/// One device, of which the address that was opened last is told all news.
+#[test]
+fn a_queue_of_another_address_of_the_device_is_lost() {
+    for model in MODELS {
+        let mut rig = Rig::new(Order::Prompt, model, 2);
+        let i = rig.connect(0, 1);
+        rig.promoted(i);
+        let (fabric, address) = (rig.hosts[0].fabric.clone(), loopback(0, 99));
+        rig.wires.add_address(&fabric, address);
+        FABRIC.set(Some(fabric.clone()));
+        let second = rig.remote(0).device_at(address).unwrap();
+        let facts = rig.remote(0).facts(second).unwrap();
+        let settings = devices::settings(1, true, &facts, 32);
+        let (innocent, tag) = rig.remote(0).seat(second, &settings).unwrap();
+        innocent.hub.release(process::tid(), tag).unwrap();
+        FABRIC.set(None);
+        let lost = rig.queues_of(0)[0];
+        assert!(!core::ptr::eq(lost, innocent));
+        rig.wires.lose_queue(lost.hub.with_queue(|q| fabric.queue_name(q)).unwrap());
+        rig.exchange(i, 10_000);
+        rig.promoted(i);
+        let now = rig.queues_of(0);
+        let has = |queue: &queues::Queue| now.iter().any(|q| core::ptr::eq(*q, queue));
+        assert!(has(innocent) && !has(lost));
+        assert_eq!((now.len(), rig.objects(0).queues), (2, 2));
+        rig.finish();
+    }
+}
+
+/// What is lost gives way: not so many in a life, but at a time.
+#[test]
+fn more_queues_and_devices_are_lost_than_a_process_has_at_a_time() {
+    let mut rig = Rig::new(Order::Prompt, Model::ROCE, 2);
+    let i = rig.connect(0, 1);
+    for n in 0..QUEUES + 3 {
+        rig.promoted(i);
+        if n % 5 == 0 {
+            rig.remove_device(0);
+            rig.exchange(i, 10_000);
+            rig.wires.add_device(&rig.hosts[0].fabric);
+            testing::pass_ns(61_000_000_000);
+            rig.settle();
+            let new = rig.connect(0, 1);
+            rig.promoted(new);
+        } else {
+            rig.wires.lose_queues(&rig.hosts[0].fabric);
+        }
+        rig.exchange(i, 10_000);
+        assert!(queues::queues().count() <= 4, "{}", queues::queues().count());
+    }
+    rig.finish();
+}
+
+#[test]
+fn a_queue_that_cannot_be_polled_takes_no_other_pairs() {
+    for model in MODELS {
+        for h in [0, 1] {
+            let mut rig = Rig::new(Order::Shuffled(h as u64), model, 2);
+            let i = rig.connect(0, 1);
+            rig.promoted(i);
+            let lost = rig.queues_of(h)[0];
+            rig.wires.fail_call(&rig.hosts[h].fabric, Call::Poll, 1, libc::EIO);
+            rig.exchange(i, 10_000);
+            rig.promoted(i);
+            rig.exchange(i, 10_000);
+            let now = rig.queues_of(h);
+            assert!(now.len() == 1 && !core::ptr::eq(now[0], lost), "{}", rig.describe());
+            assert_eq!(rig.objects(h).queues, 1);
             rig.finish();
         }
     }

@@ -252,7 +252,8 @@ fn an_overflowing_queue_takes_its_pairs_with_it() {
     assert!(!readable(b.host.device_fd(&b.device)));
     a.host.post(&pa, &[work]).unwrap();
     assert!(readable(b.host.device_fd(&b.device)));
-    assert_eq!(b.host.next_fault(&b.device), Ok(Some(Fault::QueueLost)));
+    let lost = Fault::QueueLost(b.host.queue_name(&b.queue));
+    assert_eq!(b.host.next_fault(&b.device), Ok(Some(lost)));
     assert_eq!(b.host.next_fault(&b.device), Ok(None));
     assert!(!readable(b.host.device_fd(&b.device)));
     // What fitted is there; the flushes of the lost pair are not.

@@ -53,7 +53,7 @@ impl World {
         token: u64,
     ) -> Result<u64> {
         let h = self.hosts.get(host).ok_or(libc::ENODEV)?;
-        if !h.device || h.address != from {
+        if !h.device || !h.addresses.contains(&from) {
             return Err(libc::ENODEV);
         }
         let number = self.new_pair(host, manager, token, to);

@@ -41,7 +41,7 @@ impl World {
         token: u64,
     ) -> Result<(u64, c_int, Facts)> {
         let h = self.hosts.get(host).ok_or(libc::ENODEV)?;
-        if !h.device || h.address != address {
+        if !h.device || !h.addresses.contains(&address) {
             return Err(libc::ENODEV);
         }
         let m = h.model;
@@ -60,9 +60,13 @@ impl World {
             survives_fork: true,
             name: Name::new(*b"memory"),
         };
-        let fd = Self::open_fd()?;
+        let h = self.hosts.get_mut(host).ok_or(libc::ENODEV)?;
+        if h.fd < 0 {
+            h.fd = Self::open_fd()?;
+        }
+        let fd = h.fd;
         let number = self.number();
-        self.devices.insert(number, Device { host, manager, token, faults: VecDeque::new(), fd });
+        self.devices.insert(number, Device { host, manager, token });
         Ok((number, fd, facts))
     }
 
@@ -72,9 +76,7 @@ impl World {
         if used {
             return Err(libc::EBUSY);
         }
-        let gone = self.devices.remove(&device).ok_or(libc::EINVAL)?;
-        sys::close(gone.fd);
-        Ok(())
+        self.devices.remove(&device).map(drop).ok_or(libc::EINVAL)
     }
 
     pub(in crate::memory) fn open_domain(&mut self, device: u64) -> Result<u64> {
@@ -157,11 +159,11 @@ impl World {
         token: u64,
     ) -> Result<(u64, u16)> {
         let h = self.hosts.get(host).ok_or(libc::ENODEV)?;
-        if !h.device || h.address != address.ip() {
+        if !h.device || !h.addresses.contains(&address.ip()) {
             return Err(libc::ENODEV);
         }
         let taken = |port: u16| {
-            (self.listeners.values()).any(|l| l.host == host && l.address.port() == port)
+            (self.listeners.values()).any(|l| l.address == SocketAddr::new(address.ip(), port))
         };
         let port = match address.port() {
             0 => (FIRST_PORT..u16::MAX).find(|port| !taken(*port)).ok_or(libc::EADDRINUSE)?,
@@ -271,13 +273,17 @@ impl World {
             .filter(|(_, p)| p.queue == Some(queue))
             .map(|(number, _)| *number)
             .collect();
-        if let Some(d) = self.devices.get_mut(&device) {
-            d.faults.push_back(Fault::QueueLost);
-            sys::raise(d.fd);
+        if let Some(host) = self.devices.get(&device).map(|d| d.host) {
+            self.report(host, Fault::QueueLost(queue as usize));
         }
         for pair in on {
             self.break_pair(pair);
         }
+    }
+
+    pub(in crate::memory) fn lose_queue_named(&mut self, name: usize) {
+        self.lose_queue(name as u64);
+        self.advance();
     }
 
     pub(in crate::memory) fn lose_queues(&mut self, host: usize) {

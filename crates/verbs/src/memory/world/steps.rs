@@ -64,7 +64,7 @@ impl World {
                 *from == p.host || (self.is_up(*from) && self.is_up(p.host))
             }
             Message::Request { .. } => {
-                let other = self.hosts.iter().position(|h| h.address == p.to.ip());
+                let other = self.hosts.iter().position(|h| h.addresses.contains(&p.to.ip()));
                 self.connected(p.host) && other.is_none_or(|o| self.connected(o))
             }
             _ => {
@@ -199,7 +199,7 @@ impl World {
         match message {
             Message::Resolve => {
                 let ip = p.to.ip();
-                let known = self.hosts.iter().any(|h| h.address == ip);
+                let known = self.hosts.iter().any(|h| h.addresses.contains(&ip));
                 let Some(p) = self.pairs.get_mut(&to) else {
                     return;
                 };

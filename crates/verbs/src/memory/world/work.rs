@@ -178,9 +178,8 @@ impl World {
     /// The receiving device has refused a request: its pair is in error, too.
     pub(in crate::memory) fn refused_by(&mut self, receiver: u64) {
         let device = self.device_of(self.pairs.get(&receiver).and_then(|p| p.domain));
-        if let Some(d) = device.and_then(|d| self.devices.get_mut(&d)) {
-            d.faults.push_back(Fault::PairLost);
-            sys::raise(d.fd);
+        if let Some(host) = device.and_then(|d| self.devices.get(&d)).map(|d| d.host) {
+            self.report(host, Fault::PairLost);
         }
         self.break_pair(receiver);
     }
