@@ -65,6 +65,8 @@ pub struct Model {
     pub vectors: u32,
     /// Most regions.
     pub regions_max: u32,
+    /// Most bytes of a region.
+    pub region_bytes_max: u64,
     /// Bytes that can be registered altogether (`RLIMIT_MEMLOCK`).
     pub registered_max: u64,
 }
@@ -81,6 +83,7 @@ impl Model {
         pairs_max: 1 << 16,
         vectors: 1,
         regions_max: 1 << 16,
+        region_bytes_max: 1 << 40,
         registered_max: 1 << 40,
     };
     /// As iWARP in software (siw): no write with immediate.

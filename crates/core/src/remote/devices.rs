@@ -2,6 +2,7 @@
 //! `io_threads`.)
 
 use super::net::{self, Net};
+use super::pairs::until_free;
 use super::{
     EVENT_DEVICE, EVENT_MANAGER, LOADED, LOADED_BY, Remote, forget_known, io_threads, unwatch,
     watch,
@@ -30,7 +31,8 @@ const RETIRED_NS: u64 = 100_000_000;
 const DEPTH: u32 = 128;
 /// Bytes that go inline, where the device takes them: any message fits.
 const INLINE: u32 = 64;
-/// Entries of a queue, where the device has as many.
+/// Entries of a device's first queue, where it has as many; the second has twice, the others four
+/// times as many, so that a process has room for 15,744 pairs of the least depth.
 const ENTRIES: u32 = 8192;
 /// libibverbs prints a warning where so little, or less, may be locked and the user is not root
 /// (ibv_dontfork.c, `ibv_get_device_list`).
@@ -76,9 +78,9 @@ pub(super) fn pause_after(why: Reason) -> u64 {
     if why == Reason::NoRdmaDevice { NO_DEVICE_NS } else { FAILED_NS }
 }
 
-/// Requests, and receives, that a pair on this device has at most.
+/// Requests, and receives, that a pair on this device has at most. (A queue has room for both.)
 pub(super) fn depth(facts: &Facts) -> u32 {
-    facts.depth_max.min(DEPTH)
+    facts.depth_max.min(facts.entries_max / 2).min(DEPTH)
 }
 
 /// What a pair for so many connections is made with, `receives` being what the peer says of its
@@ -217,6 +219,29 @@ impl Remote {
         Ok(place)
     }
 
+    /// Pairs and regions that this process has on the device.
+    fn used(&self, device: usize) -> (usize, usize) {
+        let same = self.same_device(device);
+        let (mut pairs, mut regions) = (0, 0);
+        for l in self.links.iter().flatten().filter(|l| same.contains(&l.device)) {
+            let here = l.pairs.iter().filter(|p| p.engine.is_some()).count();
+            pairs += here;
+            regions += here + l.arenas.as_ref().map_or(0, |a| a.regions());
+        }
+        (pairs, regions)
+    }
+
+    /// The device can have another region, by what it said when it was opened. (0 is nothing.)
+    pub(super) fn has_region(&self, device: usize, facts: &Facts) -> bool {
+        facts.regions_max == 0 || self.used(device).1 < facts.regions_max as usize
+    }
+
+    /// It can have another pair, which has a region.
+    pub(super) fn has_pair(&self, device: usize, facts: &Facts) -> bool {
+        self.has_region(device, facts)
+            && (facts.pairs_max == 0 || self.used(device).0 < facts.pairs_max as usize)
+    }
+
     pub(super) fn facts(&self, device: usize) -> Option<Facts> {
         let verbs = self.devices.verbs().or(self.devices.abandoned.as_ref().cloned())?;
         self.devices.list.get(device)?.device.as_ref().map(|d| *verbs.facts(d))
@@ -230,20 +255,16 @@ impl Remote {
         settings: &Settings,
     ) -> Result<(&'static Queue, netacc_rdma::Tag), Reason> {
         let me = process::tid();
-        let reserve = |q: &'static Queue| {
-            for _ in 0..1000 {
-                match q.hub.reserve(me, settings) {
-                    Err(netacc_rdma::HubError::Busy) => sys::sched_yield(),
-                    Ok(tag) => return Some((q, tag)),
-                    Err(_) => return None,
-                };
-            }
-            None
-        };
+        let reserve =
+            |q: &'static Queue| until_free(|| q.hub.reserve(me, settings)).ok().map(|tag| (q, tag));
         let found =
             self.devices.list.get(device).and_then(|d| d.queues.iter().copied().find_map(reserve));
         if let Some(found) = found {
             return Ok(found);
+        }
+        let facts = self.facts(device).ok_or(Reason::NoRdmaDevice)?;
+        if settings.entries() > facts.entries_max {
+            return Err(Reason::RdmaRefused);
         }
         let q = self.new_queue(device)?;
         reserve(q).ok_or(Reason::RdmaRefused)
@@ -255,9 +276,10 @@ impl Remote {
         let number = queues::free_place().ok_or(Reason::ChannelFull)?;
         // First, because it may fail: a queue on the list stays there.
         let epoll = self.devices.io_set(number, config).ok_or(Reason::NoDescriptor)?;
-        let entries = self.facts(at).map_or(0, |f| f.entries_max).min(ENTRIES);
+        let most = self.facts(at).map_or(0, |f| f.entries_max);
         let d = self.devices.list.get_mut(at).ok_or(Reason::NoRdmaDevice)?;
         let device = d.device.as_ref().ok_or(Reason::NoRdmaDevice)?;
+        let entries = most.min(ENTRIES << d.queues.len().min(2));
         let queue = verbs
             .open_queue(device, entries, config.comp_vector.wrapping_add(d.queues.len() as u32))
             .map_err(reason_of)?;

@@ -48,20 +48,22 @@ pub(super) struct Arenas {
 }
 
 impl Arenas {
-    fn new(sizes: Sizes, config: &Config) -> Arenas {
-        let pool = |ring| {
-            Pool::new(
-                ring,
-                config.arena_first_bytes as usize,
-                config.arena_growth_max_bytes as usize,
-            )
-        };
+    /// No region has more than `most` bytes.
+    fn new(sizes: Sizes, config: &Config, most: u64) -> Arenas {
+        let most = usize::try_from(most).unwrap_or(usize::MAX);
+        let limit = most.min(config.arena_growth_max_bytes as usize);
+        let pool = |ring| Pool::new(ring, config.arena_first_bytes as usize, limit);
         Arenas { pools: [pool(sizes.small), pool(sizes.whole)], logged_at: 0 }
     }
 
     /// Where rings of that size are.
     fn pool(&mut self, ring: usize) -> Option<&mut Pool<Net>> {
         self.pools.iter_mut().rev().find(|p| p.ring_bytes() == ring)
+    }
+
+    /// Regions that are registered.
+    pub(super) fn regions(&self) -> usize {
+        self.pools.iter().map(Pool::regions).sum()
     }
 
     /// Bytes that are registered.
@@ -160,11 +162,18 @@ impl Remote {
             .map(Arenas::registered)
             .sum();
         let verbs = self.devices.verbs().ok_or(Reason::RdmaCoreMissing)?;
+        let device = self.link(i).map(|l| l.device).ok_or(Reason::RdmaRefused)?;
+        let facts = self.facts(device).ok_or(Reason::NoRdmaDevice)?;
+        let has_region = self.has_region(device, &facts);
+        let most = facts.region_bytes_max;
         let l = self.link_mut(i).ok_or(Reason::RdmaRefused)?;
-        let arenas = l.arenas.get_or_insert_with(|| Arenas::new(sizes, config::get()));
+        let arenas = l.arenas.get_or_insert_with(|| Arenas::new(sizes, config::get(), most));
         let pool = arenas.pool(ring).ok_or(Reason::RdmaRefused)?;
         if let Some(rings) = pool.take() {
             return Ok(rings);
+        }
+        if !has_region {
+            return Err(Reason::ChannelFull);
         }
         let Some(domain) = l.domain.as_ref() else { return Err(Reason::RdmaRefused) };
         let left = usize::try_from(sys::host_memory() / MEMORY_SHARE).unwrap_or(usize::MAX);

@@ -385,6 +385,9 @@ impl Remote {
             .ok_or(Reason::RdmaRefused)?;
         self.ensure_domain(i)?;
         let facts = self.facts(device).ok_or(Reason::NoRdmaDevice)?;
+        if !self.has_pair(device, &facts) {
+            return Err(Reason::ChannelFull);
+        }
         self.ensure_channel(i).ok_or(Reason::NoMemory)?;
         let immediate = self.link(i).is_some_and(|l| l.immediate(facts.writes_imm));
         let receives = self.link(i).and_then(|l| l.hello).map_or(0, |h| h.receives);

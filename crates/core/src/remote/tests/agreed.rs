@@ -3,6 +3,7 @@
 use super::*;
 use crate::path::{PathId, PathList};
 use crate::syn::Said;
+use netacc_control::config::Config;
 use netacc_control::stats::Counter;
 
 #[test]
@@ -80,6 +81,19 @@ fn what_a_device_grants_is_enough() {
             exchanges([least, model]);
             exchanges([model, least]);
         }
+        // As many entries of a queue as a pair needs, or fewer; regions of one connection's rings.
+        let rings = 2 * u64::from(crate::config::get().buffer_bytes) * 8;
+        for least in [
+            Model { entries_max: 16, ..model },
+            Model { entries_max: 64, ..model },
+            Model { entries_max: 128, ..model },
+            Model { region_bytes_max: rings.next_power_of_two(), ..model },
+            Model { pairs_max: 1, regions_max: 2, ..model },
+        ] {
+            exchanges([least, least]);
+            exchanges([least, model]);
+            exchanges([model, least]);
+        }
         for depth_max in [8, 16, 100] {
             let least = Model { depth_max, ..model };
             exchanges([least, least]);
@@ -87,6 +101,63 @@ fn what_a_device_grants_is_enough() {
             exchanges([model, least]);
         }
     }
+}
+
+/// A device with room for one pair, or its regions: the connections that find no place on it stay
+/// on TCP, and say why; those that have one keep it, and it serves others when they are closed.
+#[test]
+fn who_finds_no_pair_on_a_small_device_stays_on_tcp() {
+    let config = Config { connections_per_channel: 1, ..Config::default() };
+    crate::config::with(config, || {
+        for model in MODELS {
+            for least in [Model { pairs_max: 1, ..model }, Model { regions_max: 2, ..model }] {
+                for models in [[least, least], [least, model], [model, least]] {
+                    let mut rig = Rig::of(Order::Prompt, &models);
+                    let first = rig.connect(0, 1);
+                    rig.promoted(first);
+                    let second = rig.connect(0, 1);
+                    let until = sys::now_ns() + 60_000_000_000;
+                    while sys::now_ns() < until {
+                        rig.chat(second);
+                        rig.settle();
+                        assert!(rig.pass());
+                    }
+                    let tried = [0, 1].map(|h| rig.calls(h, Call::Create));
+                    assert!(tried.iter().all(|n| *n <= 10), "{models:?}: {tried:?}");
+                    assert!(rig.is_fast(first) && !rig.is_fast(second), "{models:?}");
+                    if models == [model, least] {
+                        assert_eq!(rig.reason(second, A), Reason::ChannelFull, "{models:?}");
+                    }
+                    assert_eq!([0, 1].map(|h| rig.objects(h).queues), [1, 1], "{models:?}");
+                    rig.exchange(first, 50_000);
+                    rig.exchange(second, 50_000);
+                    rig.close(first, C);
+                    rig.close(first, A);
+                    rig.promoted(second);
+                    rig.finish();
+                }
+            }
+        }
+    });
+}
+
+/// `-p 1`, which is the default.
+#[test]
+fn there_is_room_for_ten_thousand_pairs_with_a_connection_each() {
+    let mut rig = Rig::new(Order::Prompt, Model::ROCE, 2);
+    let i = rig.connect(0, 1);
+    rig.promoted(i);
+    FABRIC.set(Some(rig.hosts[0].fabric.clone()));
+    let remote = rig.remote(0);
+    let facts = remote.facts(0).unwrap();
+    let settings = devices::settings(1, true, &facts, 128);
+    let seats: Vec<_> = (0..10_000).map(|_| remote.seat(0, &settings).unwrap()).collect();
+    assert!(queues::queues().count() <= QUEUES);
+    for (q, tag) in seats {
+        q.hub.release(process::tid(), tag).unwrap();
+    }
+    FABRIC.set(None);
+    rig.finish();
 }
 
 #[test]

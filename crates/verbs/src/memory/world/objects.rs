@@ -53,7 +53,7 @@ impl World {
             entries_max: m.entries_max,
             pairs_max: m.pairs_max,
             regions_max: m.regions_max,
-            region_bytes_max: m.registered_max,
+            region_bytes_max: m.region_bytes_max,
             message_bytes_max: 1 << 31,
             vectors: m.vectors,
             active: !h.down,
@@ -124,7 +124,7 @@ impl World {
         let device = self.device_of(Some(domain)).ok_or(libc::EINVAL)?;
         let model = self.host_of(device)?.model;
         let host = self.devices.get(&device).map(|d| d.host);
-        if bytes == 0 {
+        if bytes == 0 || bytes as u64 > model.region_bytes_max {
             return Err(libc::EINVAL);
         }
         let (mut count, mut sum) = (0u32, bytes as u64);
