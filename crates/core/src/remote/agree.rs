@@ -531,7 +531,7 @@ impl Remote {
             if p.reused() {
                 stats::count(Counter::RdmaPairsReused);
             }
-            p.take(lane);
+            p.take(lane, slot);
         }
         if let Some(c) = l.conns.get_mut(slot) {
             *c = Conn {
@@ -599,9 +599,8 @@ impl Remote {
         let l = self.link(i)?;
         // The fullest first, so that the others may become empty.
         let p = l.pairs.iter().filter(|p| p.class == class && p.has_room());
-        let p = p.max_by_key(|p| p.used.iter().filter(|u| **u).count())?;
-        let lane = p.used.iter().position(|u| !*u)?;
-        Some((p.number, lane as u16))
+        let p = p.max_by_key(|p| p.connections())?;
+        Some((p.number, p.free_lane()?))
     }
 
     pub(super) fn free_slot(&mut self, i: usize) -> Option<usize> {

@@ -147,9 +147,8 @@ impl Remote {
         }
         let free = l.conns.get(slot).is_some_and(|c| c.slot.is_free());
         let number = l.number();
-        let lane_free = l.pair(o.pair).is_some_and(|p| {
-            p.state == PairState::Ready && p.used.get(usize::from(o.lane)) == Some(&false)
-        });
+        let lane_free =
+            l.pair(o.pair).is_some_and(|p| p.state == PairState::Ready && p.is_free(o.lane));
         let key = Key(o.token);
         let known =
             self.was_told(i, key) && self.connected.get(key).is_some_and(|(_, m)| m.is_current());
@@ -219,7 +218,7 @@ impl Remote {
             if p.reused() {
                 stats::count(Counter::RdmaPairsReused);
             }
-            p.take(o.lane);
+            p.take(o.lane, slot);
         }
         if let Some(c) = l.conns.get_mut(slot) {
             *c = Conn { pair: o.pair, lane: o.lane, ..Conn::FREE };

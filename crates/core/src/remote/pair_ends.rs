@@ -119,11 +119,8 @@ impl Remote {
         let me = process::tid();
         let Some(verbs) = self.devices.verbs() else { return };
         let Some(l) = self.link_mut(i) else { return };
-        if l.pair(number).is_some_and(|p| !p.is_empty()) {
-            let on_it = |c: &Conn| c.pair == number && !c.slot.is_free();
-            for (slot, c) in l.conns.iter().enumerate().filter(|(_, c)| on_it(c)) {
-                unlink(l.channel, slot, c.socket);
-            }
+        for slot in l.pair(number).into_iter().flat_map(Pair::slots) {
+            unlink(l.channel, slot, l.conns.get(slot).and_then(|c| c.socket));
         }
         let Some(p) = l.pair_mut(number) else { return };
         let Some(engine) = p.engine.take() else {
@@ -179,10 +176,8 @@ impl Remote {
         let Some(l) = self.link_mut(i) else { return };
         let is_over = |p: &&Pair| p.state == PairState::Lost && !p.connecting && p.engine.is_none();
         let Some(p) = l.pair(number).filter(is_over) else { return };
-        let names_it = |c: &Conn| {
-            c.pair == number && !matches!(c.slot.state, SlotState::Free | SlotState::Done)
-        };
-        if !p.is_empty() && l.conns.iter().any(names_it) {
+        let is_over = |c: &Conn| matches!(c.slot.state, SlotState::Free | SlotState::Done);
+        if p.slots().filter_map(|slot| l.conns.get(slot)).any(|c| !is_over(c)) {
             return;
         }
         let Some(p) = l.pairs.remove(number) else { return };
@@ -326,11 +321,10 @@ impl Remote {
         if let (Some(rings), Some(a)) = (taken.rings, l.arenas.as_mut()) {
             a.give_back(rings);
         }
-        let slot = l
-            .conns
-            .iter()
-            .position(|c| c.slot.state == SlotState::Left && c.pair == number && c.lane == lane);
-        if let Some(slot) = slot {
+        let slot = l.pair(number).and_then(|p| p.slot_of(lane));
+        let has_left =
+            |slot: &usize| l.conns.get(*slot).is_some_and(|c| c.slot.state == SlotState::Left);
+        if let Some(slot) = slot.filter(has_left) {
             self.memory_is_back(i, slot);
         }
     }

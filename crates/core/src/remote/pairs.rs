@@ -110,8 +110,8 @@ pub(super) struct Pair {
     pub(super) deadline: u64,
     pub(super) progress: Progress,
     pub(super) ready_since: u64,
-    /// The lanes of its connections, and how many these are.
-    pub(super) used: Vec<bool>,
+    /// The slot of each lane that has a connection, and how many these are.
+    lanes_used: Vec<Option<usize>>,
     taken: usize,
     was_used: bool,
     /// Since when it has none.
@@ -139,7 +139,7 @@ impl Pair {
             deadline: sys::now_ns() + CONNECT_NS,
             progress: Progress::default(),
             ready_since: 0,
-            used: alloc::vec![false; usize::from(lanes)],
+            lanes_used: alloc::vec![None; usize::from(lanes)],
             taken: 0,
             was_used: false,
             idle_since: sys::now_ns(),
@@ -154,7 +154,7 @@ impl Pair {
 
     /// It can take another connection.
     pub(super) fn has_room(&self) -> bool {
-        self.state == PairState::Ready && self.used.iter().any(|u| !*u)
+        self.state == PairState::Ready && self.taken < self.lanes_used.len()
     }
 
     /// It had connections before.
@@ -162,17 +162,40 @@ impl Pair {
         self.was_used
     }
 
-    pub(super) fn take(&mut self, lane: u16) {
+    pub(super) fn take(&mut self, lane: u16, slot: usize) {
         self.was_used = true;
-        if let Some(used) = self.used.get_mut(usize::from(lane)) {
-            self.taken += usize::from(!core::mem::replace(used, true));
+        if let Some(used) = self.lanes_used.get_mut(usize::from(lane)) {
+            self.taken += usize::from(used.replace(slot).is_none());
         }
     }
 
     pub(super) fn give_back(&mut self, lane: u16) {
-        if let Some(used) = self.used.get_mut(usize::from(lane)) {
-            self.taken -= usize::from(core::mem::replace(used, false));
+        if let Some(used) = self.lanes_used.get_mut(usize::from(lane)) {
+            self.taken -= usize::from(used.take().is_some());
         }
+    }
+
+    /// How many lanes have connections.
+    pub(super) fn connections(&self) -> usize {
+        self.taken
+    }
+
+    pub(super) fn free_lane(&self) -> Option<u16> {
+        self.lanes_used.iter().position(Option::is_none).map(|lane| lane as u16)
+    }
+
+    pub(super) fn is_free(&self, lane: u16) -> bool {
+        self.lanes_used.get(usize::from(lane)) == Some(&None)
+    }
+
+    /// The slot of that lane's connection.
+    pub(super) fn slot_of(&self, lane: u16) -> Option<usize> {
+        *self.lanes_used.get(usize::from(lane))?
+    }
+
+    /// The slots of its connections.
+    pub(super) fn slots(&self) -> impl Iterator<Item = usize> {
+        self.lanes_used.iter().filter_map(|slot| *slot)
     }
 
     /// The link has broken: what the peer said before does not count.

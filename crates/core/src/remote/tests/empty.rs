@@ -26,7 +26,7 @@ impl Rig {
     /// The pairs that host 0 keeps without connections.
     fn empty(&mut self) -> Vec<Which> {
         let links = self.remote(0).links.iter().flatten();
-        let empty = |p: &&pairs::Pair| p.state == PairState::Ready && !p.used.contains(&true);
+        let empty = |p: &&pairs::Pair| p.is_spare();
         links.flat_map(|l| l.pairs.iter().filter(empty).map(|p| (l.peer, p.number))).collect()
     }
 

@@ -248,7 +248,7 @@ fn closing_takes(pairs: u32, in_order: bool) -> u64 {
     for n in 0..pairs {
         let asked = proto::Pair { pair: 1000 + n, nonce: [0; 16], port: 0, lanes: 1, class: 0 };
         let mut pair = pairs::Pair::new(PairState::Ready, &asked);
-        pair.take(0);
+        pair.take(0, first + n as usize);
         link.pairs.push(pair);
         let mut conn = links::Conn { pair: 1000 + n, ..links::Conn::FREE };
         let taken = SlotEvent::TakeUp;
