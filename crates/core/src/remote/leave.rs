@@ -102,24 +102,16 @@ impl Remote {
     pub(super) fn leave_pair(&mut self, i: usize, number: u32) {
         let Some(l) = self.link(i) else { return };
         let Some(channel) = l.channel else { return };
-        let slots: Vec<usize> = l
-            .conns
-            .iter()
-            .enumerate()
-            .filter(|(_, c)| c.pair == number && c.slot.is_live())
-            .map(|(slot, _)| slot)
-            .collect();
+        let Some(p) = l.pair(number) else { return };
+        let (slots, is_closed): (Vec<usize>, bool) = (p.slots().collect(), p.engine.is_none());
         for slot in slots {
-            channel.far.demote(slot, Reason::RdmaLost, true);
-        }
-        // Of those whose end is gone the peer will say no more.
-        let left = |c: &links::Conn| c.pair == number && c.slot.state == SlotState::Left;
-        while let Some(slot) = self
-            .link(i)
-            .filter(|l| l.pair(number).is_none_or(|p| p.engine.is_none()))
-            .and_then(|l| l.conns.iter().position(left))
-        {
-            self.memory_is_back(i, slot);
+            let state = self.link(i).and_then(|l| l.conns.get(slot)).map(|c| c.slot);
+            if state.is_some_and(|s| s.is_live()) {
+                channel.far.demote(slot, Reason::RdmaLost, true);
+            } else if is_closed && state.is_some_and(|s| s.state == SlotState::Left) {
+                // Its end is gone, and the peer will say no more of it.
+                self.memory_is_back(i, slot);
+            }
         }
     }
 

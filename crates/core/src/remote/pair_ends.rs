@@ -239,11 +239,8 @@ impl Remote {
     }
 
     pub(super) fn end_all_pairs(&mut self, i: usize) {
-        loop {
-            let next = self.link(i).and_then(|l| {
-                l.pairs.iter().find(|p| p.state != PairState::Lost).map(|p| p.number)
-            });
-            let Some(number) = next else { return };
+        let Some(l) = self.link(i) else { return };
+        for number in l.pairs.iter().map(|p| p.number).collect::<Vec<u32>>() {
             self.lose_pair(i, number, Reason::RdmaLost, false);
         }
     }

@@ -279,14 +279,18 @@ fn closing_takes(pairs: u32, in_order: bool) -> u64 {
 }
 
 /// It was cubic, and 2,000 pairs took 3.9 s, optimized; then quadratic, and 4,000 took 0.24 s.
+///
+/// Four times as many may take eight times as long, and what is quadratic takes sixteen times as
+/// long: so this says the same of what is optimized and what is not, on whatever machine. (And
+/// 0.2 s are kept without optimization.)
 #[test]
 fn many_pairs_are_closed_in_no_time() {
     for in_order in [true, false] {
-        let [some, many] = [1000, 4000].map(|pairs| closing_takes(pairs, in_order) / 1_000_000);
-        std::eprintln!("1,000 pairs: {some} ms, 4,000: {many} ms, in order: {in_order}");
-        // (What is not optimized takes some eleven times as long.)
-        let limit = if cfg!(debug_assertions) { 2000 } else { 200 };
-        assert!(many < limit, "4,000 pairs: {many} ms");
+        let least = |pairs| (0..3).map(|_| closing_takes(pairs, in_order)).min().unwrap() / 1000;
+        let [some, many] = [1000, 4000].map(least);
+        std::eprintln!("1,000 pairs: {some} us, 4,000: {many} us, in order: {in_order}");
+        assert!(many < some * 8, "1,000 pairs: {some} us, 4,000: {many} us");
+        assert!(many < 200_000, "4,000 pairs: {many} us");
     }
 }
 
