@@ -482,6 +482,8 @@ struct Remote {
     /// Connections that are on their way back to their carriers, and what keeps them alive
     /// meanwhile.
     leaving: Vec<leave::Leaving>,
+    /// Bytes of rings that are registered at most, whatever the limits are.
+    memory_max: usize,
     /// When to look at what is unread; 0: nobody sends.
     watch_at: u64,
     /// When to look whether what is posted arrives; 0: nothing is.
@@ -530,6 +532,7 @@ impl Remote {
             process,
             channels: Vec::new(),
             leaving: Vec::new(),
+            memory_max: usize::MAX,
             watch_at: 0,
             progress_at: 0,
             stall_logged_at: 0,

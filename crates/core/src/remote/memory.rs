@@ -3,6 +3,7 @@
 
 use super::links::Link;
 use super::net::{self, Net};
+use super::shares::Source;
 use super::{Remote, devices, leave};
 use crate::log::warn_of_peer;
 use crate::{config, stats, sys};
@@ -23,6 +24,8 @@ const WHOLE_REGIONS: usize = 8;
 /// A process registers no more than this part of the host's memory, whatever its limits: it is
 /// locked, and peers ask for it.
 const MEMORY_SHARE: u64 = 2;
+/// What the connections of one host may have is so many times what they leave to the others.
+const TIMES_LEFT: usize = 3;
 /// Why memory cannot be had is logged no more often.
 const LOG_EVERY_NS: u64 = 60_000_000_000;
 
@@ -138,29 +141,38 @@ impl Remote {
     /// first of this process may.
     pub(super) fn may_be_whole(&self, i: usize) -> bool {
         let whole = self.ring_sizes(i).whole;
-        let arenas = self.links.iter().flatten().filter_map(|l| l.arenas.as_ref());
-        let of = |a: &Arenas| a.pools.last().map_or(0, Pool::registered);
-        let registered: usize = arenas.map(of).sum();
         let most = (config::get().arena_growth_max_bytes as usize).saturating_mul(WHOLE_REGIONS);
-        // Where little may be locked the others are to have their part. (Root may lock all.)
-        let limit = if sys::geteuid() == 0 { u64::MAX } else { sys::memlock_limit() / 2 };
-        let most = most.min(usize::try_from(limit).unwrap_or(usize::MAX));
+        // Where little may be locked small ones are to have their part.
+        let most = most.min(lockable() / 2);
         let pool = self.link(i).and_then(|l| l.arenas.as_ref()).and_then(|a| a.pools.last());
         let next = pool.map_or(whole * 2, Pool::next_bytes);
-        pool.is_some_and(Pool::has_free) || registered.saturating_add(next) <= most
+        let of_whole = |a: &Arenas| a.pools.last().map_or(0, Pool::registered);
+        pool.is_some_and(Pool::has_free) || next <= self.left_for(i, most, of_whole)
+    }
+
+    /// How many bytes more the host at the other end of link `i` may have where all have no more
+    /// than `limit`. Alone it has three quarters of that, so that others find something.
+    fn left_for(&self, i: usize, limit: usize, of: impl Fn(&Arenas) -> usize) -> usize {
+        let source = self.link(i).map(|l| Source::of(l.peer));
+        let (mut all, mut own) = (0usize, 0usize);
+        for l in self.links.iter().flatten() {
+            let has = l.arenas.as_ref().map_or(0, &of);
+            all = all.saturating_add(has);
+            if Some(Source::of(l.peer)) == source {
+                own = own.saturating_add(has);
+            }
+        }
+        let left = limit.saturating_sub(all).saturating_mul(TIMES_LEFT);
+        left.saturating_sub(own) / (TIMES_LEFT + 1)
     }
 
     /// Rings of that size for one connection.
     pub(super) fn take_rings_of(&mut self, i: usize, ring: usize) -> Result<Rings<Net>, Reason> {
         self.ensure_domain(i)?;
         let sizes = self.ring_sizes(i);
-        let registered: usize = self
-            .links
-            .iter()
-            .flatten()
-            .filter_map(|l| l.arenas.as_ref())
-            .map(Arenas::registered)
-            .sum();
+        let half = usize::try_from(sys::host_memory() / MEMORY_SHARE).unwrap_or(usize::MAX);
+        let limit = half.min(lockable()).min(self.memory_max);
+        let left = self.left_for(i, limit, Arenas::registered);
         let verbs = self.devices.verbs().ok_or(Reason::RdmaCoreMissing)?;
         let device = self.link(i).map(|l| l.device).ok_or(Reason::RdmaRefused)?;
         let facts = self.facts(device).ok_or(Reason::NoRdmaDevice)?;
@@ -176,12 +188,11 @@ impl Remote {
             return Err(Reason::ChannelFull);
         }
         let Some(domain) = l.domain.as_ref() else { return Err(Reason::RdmaRefused) };
-        let left = usize::try_from(sys::host_memory() / MEMORY_SHARE).unwrap_or(usize::MAX);
         let mut bytes = pool.next_bytes();
         let mut why = None;
         // Where there is no room for the next region there may be for a smaller one.
         while bytes >= ring * 2 {
-            why = if registered.saturating_add(bytes) > left {
+            why = if bytes > left {
                 None
             } else {
                 match grow(pool, &verbs, domain, bytes) {
@@ -201,12 +212,13 @@ impl Remote {
             match why {
                 Some(e) => warn_of_peer!("{e}; the limit is {} bytes", sys::memlock_limit()),
                 None => warn_of_peer!(
-                    "{registered} bytes are registered with RDMA devices: a process may lock half of the host's memory for them"
+                    "the connections of a host have their share of {limit} bytes, which this process may register with RDMA devices"
                 ),
             }
         }
         Err(match why {
             Some(GrowError::Locked { .. }) => Reason::MemlockLimit,
+            None if limit < half => Reason::MemlockLimit,
             Some(GrowError::Refused(e)) => devices::reason_of(e),
             _ => Reason::NoMemory,
         })
@@ -232,6 +244,12 @@ impl Remote {
             self.channels.push(c);
         }
     }
+}
+
+/// Bytes that may be locked. (Root may lock all.)
+fn lockable() -> usize {
+    let limit = if sys::geteuid() == 0 { u64::MAX } else { sys::memlock_limit() };
+    usize::try_from(limit).unwrap_or(usize::MAX)
 }
 
 /// So many bytes more, which are mapped and registered for it.

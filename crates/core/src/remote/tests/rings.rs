@@ -11,7 +11,10 @@ const WHOLE: u64 = 32 << 10;
 /// What a program may have written before its peer reads anything: as much as fits in a whole ring.
 const UNREAD: u64 = 128 << 10;
 
-/// Rings of 32 KiB, and regions of one connection's: so the first eight of a process have these.
+/// Connections to one host that have whole rings: the eight of a process, less what is for others.
+const FIRST: usize = 6;
+
+/// Rings of 32 KiB, and regions of one connection's: so the first of a process have these.
 fn few() -> Config {
     Config {
         buffer_bytes: 4096,
@@ -79,12 +82,12 @@ fn the_first_connections_have_whole_rings_and_the_others_small_ones() {
     crate::config::with(few(), || {
         for model in MODELS {
             let mut rig = Rig::new(Order::Prompt, model, 2);
-            for n in 0..16 {
+            for n in 0..FIRST + 8 {
                 let i = connected(&mut rig, 0, 1);
                 rig.exchange(i, 5000);
-                assert_eq!(rings(&rig, i), [if n < 8 { WHOLE } else { SMALL }; 2], "{n}");
+                assert_eq!(rings(&rig, i), [if n < FIRST { WHOLE } else { SMALL }; 2], "{n}");
             }
-            let all = 8 * 2 * WHOLE + 8 * 2 * SMALL;
+            let all = FIRST as u64 * 2 * WHOLE + 8 * 2 * SMALL;
             for h in [0, 1] {
                 let has = registered(&mut rig, h) as u64;
                 assert!((all..all + 2 * WHOLE).contains(&has), "{has}, and {all} are in use");
@@ -107,7 +110,7 @@ fn a_connector_has_a_limit_of_its_own() {
         let mut rig = Rig::new(Order::Prompt, Model::ROCE, 3);
         for n in 0..12 {
             let i = connected(&mut rig, 0, 1 + n % 2);
-            assert_eq!(rings(&rig, i), [if n < 8 { WHOLE } else { SMALL }; 2], "{n}");
+            assert_eq!(rings(&rig, i), [if n < FIRST { WHOLE } else { SMALL }; 2], "{n}");
         }
         assert!(registered(&mut rig, 0) < 11 * 2 * WHOLE as usize);
         // Whichever end it is that has filled one.
@@ -118,6 +121,41 @@ fn a_connector_has_a_limit_of_its_own() {
             assert_eq!(rings(&rig, i), [WHOLE; 2]);
         }
         rig.finish();
+    });
+}
+
+/// One host, however much it asks for, leaves whole rings and memory to others.
+#[test]
+fn no_host_has_all_memory() {
+    crate::config::with(few(), || {
+        for model in MODELS {
+            let mut rig = Rig::new(Order::Prompt, model, 4);
+            rig.remote(1).memory_max = 16 * 2 * WHOLE as usize;
+            let limit = rig.remote(1).memory_max;
+            let greedy: Vec<usize> = (0..16).map(|_| connected(&mut rig, 0, 1)).collect();
+            assert_eq!(greedy.iter().filter(|i| rings(&rig, **i) == [WHOLE; 2]).count(), FIRST);
+            let other = connected(&mut rig, 2, 1);
+            assert_eq!(rings(&rig, other), [WHOLE; 2]);
+            // The others fill small ones, and are to have whole ones, until none are left for them.
+            for i in &greedy[FIRST..] {
+                sent_unread(&mut rig, *i, &[C], UNREAD);
+                rig.drain(*i);
+            }
+            for _ in 0..20 {
+                greedy.iter().for_each(|i| rig.chat(*i));
+                rig.settle();
+                rig.pass();
+            }
+            assert!(greedy.iter().any(|i| !rig.is_fast(*i)));
+            assert!(registered(&mut rig, 1) <= limit * 3 / 4);
+            // Another one finds memory all the same.
+            let i = connected(&mut rig, 3, 1);
+            sent_unread(&mut rig, i, &[C], UNREAD);
+            rig.drain(i);
+            rig.promoted(i);
+            assert_eq!(rings(&rig, i), [WHOLE; 2]);
+            rig.finish();
+        }
     });
 }
 
