@@ -71,6 +71,8 @@ pub struct Carried {
     trouble: Option<Over>,
     /// It was said that it is over.
     pub(crate) told: bool,
+    /// Packets have come, and that was not said yet.
+    pub(crate) has_news: bool,
     /// When that is said again: it could not be given back.
     again_at: Option<Nanos>,
     /// Places of the stream that is sent: `acknowledged <= written`.
@@ -172,6 +174,7 @@ impl Carried {
             route,
             trouble: None,
             told: false,
+            has_news: false,
             again_at: None,
             send,
             written,

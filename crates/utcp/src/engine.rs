@@ -45,6 +45,8 @@ pub struct Engine<P: Steered> {
     free: Vec<u32>,
     /// Connections that are over, each once.
     over: Vec<u32>,
+    /// Those that packets have come for, each once.
+    news: Vec<u32>,
     injector: Injector,
     keeper: Option<Link>,
     watch: Option<Watch>,
@@ -110,12 +112,14 @@ impl<P: Steered> Engine<P> {
     #[must_use]
     pub fn new(port: P, interface: u32, capacity: u32, key: [u64; 2]) -> Option<Self> {
         let count = usize::try_from(capacity).ok()?;
-        let (mut places, mut free, mut over) = (Vec::new(), Vec::new(), Vec::new());
+        let (mut places, mut free) = (Vec::new(), Vec::new());
+        let (mut over, mut news) = (Vec::new(), Vec::new());
         places.try_reserve_exact(count).ok()?;
         places.resize_with(count, || None);
         free.try_reserve_exact(count).ok()?;
         free.extend((0..capacity).rev());
         over.try_reserve_exact(count).ok()?;
+        news.try_reserve_exact(count).ok()?;
         Some(Self {
             port,
             interface,
@@ -124,6 +128,7 @@ impl<P: Steered> Engine<P> {
             places,
             free,
             over,
+            news,
             injector: Injector::new(),
             keeper: None,
             // (Without it a change is met as a loss.)
@@ -140,7 +145,7 @@ impl<P: Steered> Engine<P> {
     }
 
     /// From here on a keeper ([`crate::keeper::run`]) has the other end of this link: what is taken
-    /// over is given back if this process is killed.
+    /// over is given back if this process is killed. (What is out already is not.)
     ///
     /// # Errors
     ///
@@ -242,6 +247,16 @@ impl<P: Steered> Engine<P> {
         self.places.get_mut(place_of(index)?)?.as_mut()
     }
 
+    /// A connection that packets have come for since it was last named here: there may be bytes to
+    /// read, or room to write. (One that was just taken over may have bytes without that.)
+    pub fn next_news(&mut self) -> Option<u32> {
+        let index = self.news.pop()?;
+        if let Some(carried) = self.carried(index) {
+            carried.has_news = false;
+        }
+        Some(index)
+    }
+
     /// A connection that should be given back, and why: each once, and again where that could not
     /// be done.
     pub fn next_over(&mut self) -> Option<(u32, Over)> {
@@ -283,6 +298,7 @@ impl<P: Steered> Engine<P> {
             let Some(index) = self.receive(now) else { break };
             busy = true;
             if let Some(index) = index {
+                self.has_news(index);
                 self.after(index, now);
             }
         }
@@ -294,6 +310,14 @@ impl<P: Steered> Engine<P> {
             self.after(index, now);
         }
         busy
+    }
+
+    fn has_news(&mut self, index: u32) {
+        if let Some(carried) = self.carried(index)
+            && !core::mem::replace(&mut carried.has_news, true)
+        {
+            self.news.push(index);
+        }
     }
 
     /// Takes one packet, and says which connection has had news.
@@ -378,6 +402,7 @@ impl<P: Steered> Engine<P> {
         let mut ended = self.places.get_mut(place_of(index)?)?.take()?.end(now);
         self.wheel.set(index, None);
         self.over.retain(|&other| other != index);
+        self.news.retain(|&other| other != index);
         self.free.push(index);
         let flow = ended.kept.flow;
         self.table.remove(&flow);

@@ -307,6 +307,9 @@ impl Kept {
     /// What the kernel said of a connection that is like it.
     pub fn can_connect(&self) -> Result<(), Errno> {
         let other = sys::socket(self.peer.family(), libc::SOCK_DGRAM, 0)?;
+        // (An IPv6 socket may have IPv4 addresses, also where that is not the system's default.)
+        let mapped = (libc::IPPROTO_IPV6, libc::IPV6_V6ONLY);
+        let _ = sys::set(other.number(), mapped, 0);
         sys::bind(other.number(), self.local.with_any_port().as_bytes())?;
         sys::connect(other.number(), self.peer.as_bytes())
     }
