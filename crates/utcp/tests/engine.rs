@@ -32,6 +32,21 @@ fn echo(mut stream: TcpStream) {
     }
 }
 
+/// SO_SNDBUF, behind a change.
+fn send_buffer(of: &TcpStream, to: Option<i32>) -> i32 {
+    let (fd, level, name) = (of.as_raw_fd(), libc::SOL_SOCKET, libc::SO_SNDBUF);
+    if let Some(to) = to {
+        // SAFETY: a live int.
+        let set = unsafe { libc::setsockopt(fd, level, name, (&raw const to).cast(), 4) };
+        assert_eq!(set, 0);
+    }
+    let (mut value, mut size) = (0, 4);
+    // SAFETY: the kernel writes an int, and its size.
+    let got = unsafe { libc::getsockopt(fd, level, name, (&raw mut value).cast(), &raw mut size) };
+    assert_eq!(got, 0);
+    value
+}
+
 /// One word there and back, in the kernel.
 fn asks(socket: &TcpStream, word: &[u8]) {
     socket.set_nonblocking(false).unwrap();
@@ -167,6 +182,8 @@ fn many_connections_go_out_and_come_back_each_for_itself() {
                 One { socket, seed, index, written, read, unsent, takes, changed }
             })
             .collect();
+        // One that has less room in the kernel than will be written.
+        let small = send_buffer(&ones[0].socket, Some(20_000));
         let Some(device) = device(interface, false) else { return };
         let mut engine = Engine::new(device, interface, COUNT, [1, 2]).unwrap();
         let (mut random, end) = (Random(9), Instant::now() + 3 * PATIENCE);
@@ -198,6 +215,7 @@ fn many_connections_go_out_and_come_back_each_for_itself() {
         }
         // They are the kernel's, with everything that was written.
         drop(engine);
+        assert_eq!(send_buffer(&ones[0].socket, None), small);
         for (one, seed) in ones.iter_mut().zip(101..) {
             one.socket.set_nonblocking(false).unwrap();
             one.socket.set_read_timeout(Some(PATIENCE)).unwrap();
