@@ -1,7 +1,7 @@
 //! Memory of this process's own, and memory that a keeper may map as well, when this process is
 //! gone.
 
-use crate::sys::{Errno, Fd, checked, syscall};
+use crate::sys::{self, Errno, Fd, checked, syscall};
 use core::sync::atomic::AtomicU64;
 
 /// A page, of any system that this runs on at most.
@@ -43,8 +43,11 @@ impl File {
     ///
     /// # Errors
     ///
-    /// What the kernel said.
+    /// What the kernel said; EFBIG where the process may not have such a file.
     pub fn lengthen(&self, to: usize) -> Result<(), Errno> {
+        if to as u64 > sys::file_limit() {
+            return Err(Errno(libc::EFBIG));
+        }
         let arguments = [self.fd.number() as usize, to, 0, 0, 0, 0];
         // SAFETY: integers only.
         checked(unsafe { syscall(libc::SYS_ftruncate, arguments) }).map(|_| ())

@@ -98,6 +98,17 @@ pub fn process() -> c_int {
     c_int::try_from(ret).unwrap_or(0)
 }
 
+/// How large this process may make a file. Who tries more gets a signal that ends it.
+#[must_use]
+pub fn file_limit() -> u64 {
+    let mut limits = [u64::MAX; 2];
+    let (which, at) = (libc::RLIMIT_FSIZE as usize, limits.as_mut_ptr() as usize);
+    // SAFETY: the kernel writes both limits into the live array. (If it does not, there is none.)
+    unsafe { syscall(libc::SYS_prlimit64, [0, which, 0, at, 0, 0]) };
+    let [soft, _] = limits;
+    soft
+}
+
 /// A new socket, closed by exec, that never waits.
 ///
 /// # Errors
