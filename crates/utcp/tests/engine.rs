@@ -172,7 +172,7 @@ fn many_connections_go_out_and_come_back_each_for_itself() {
     };
     let here = |interface| {
         let listener = TcpListener::bind((address(true, false), 7100)).unwrap();
-        let accepted = (0..COUNT).map(|_| listener.accept().unwrap().0);
+        let accepted = (0..COUNT).map(|_| world::next(&listener));
         let mut ones: Vec<One> = accepted
             .zip(1..)
             .map(|(socket, seed)| {

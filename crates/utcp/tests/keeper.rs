@@ -170,7 +170,7 @@ fn kill(rounds: u64, port: u16, stays: u64, watch: fn(TcpStream, u64, u64, u64))
         let listener = TcpListener::bind((address(true, false), port)).unwrap();
         let mut random = Random(77);
         for seed in 1..=rounds {
-            let socket = listener.accept().unwrap().0;
+            let socket = world::next(&listener);
             if device(interface, false).is_none() {
                 return;
             }

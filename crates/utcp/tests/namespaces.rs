@@ -319,8 +319,8 @@ fn the_kernel_gets_the_end_of_a_stream_and_what_came_before_it() {
     };
     let here = |interface| {
         let listener = TcpListener::bind((address(true, false), 7001)).unwrap();
-        let mut socket = listener.accept().unwrap().0;
-        let mut other = listener.accept().unwrap().0;
+        let mut socket = world::next(&listener);
+        let mut other = world::next(&listener);
         let Some(device) = device(interface, false) else {
             socket.write_all(b"hello").unwrap();
             socket.write_all(b"the rest").unwrap();

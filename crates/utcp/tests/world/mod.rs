@@ -119,5 +119,18 @@ pub fn connect(to: IpAddr, port: u16) -> TcpStream {
 /// The one connection that comes to that port.
 pub fn accept(on: IpAddr, port: u16) -> TcpStream {
     let listener = TcpListener::bind((on, port)).expect("the port is free in its own namespace");
-    listener.accept().expect("somebody connects").0
+    next(&listener)
+}
+
+/// The next connection that comes. Whoever should make it may have failed.
+pub fn next(listener: &TcpListener) -> TcpStream {
+    listener.set_nonblocking(true).expect("an option");
+    let end = Instant::now() + Duration::from_secs(30);
+    loop {
+        match listener.accept() {
+            Ok((stream, _)) => return stream,
+            Err(failure) => assert!(Instant::now() < end, "nobody connects: {failure}"),
+        }
+        thread::sleep(Duration::from_millis(1));
+    }
 }
