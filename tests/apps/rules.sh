@@ -143,7 +143,7 @@ check mistake-is-logged grep -F 'port=http: not a number that can be' "$TMP/neta
 LOSES=1 both read-before-it-is-gone 'tcp rule' '[rule r]
 accelerate=0'
 # And one that cannot be read as a whole: it may have a rule that nobody has seen.
-client not-text 'tcp rule' $'[rule r]\nport=1\naccelerate=1\n# \xff'
+client not-text 'tcp config-unreadable' $'[rule r]\nport=1\naccelerate=1\n# \xff'
 check not-text-is-logged grep -F 'client.conf: not UTF-8: all stays on TCP' "$TMP/netacc.log"
 
 # A script is known by its own name, and by the file of its interpreter; where env starts that, by

@@ -191,15 +191,16 @@ pub(crate) fn paths_for(tuple: &Tuple, connector: bool) -> Result<PathList, Reas
     let list = match ruled {
         None => paths_of(tuple, config.paths)?,
         // It is the rule's doing only where there would be a path without it.
-        Some(paths) => paths_of(tuple, paths)
-            .or_else(|_| paths_of(tuple, config.paths).and(Err(Reason::Rule)))?,
+        Some((paths, why)) => {
+            paths_of(tuple, paths).or_else(|_| paths_of(tuple, config.paths).and(Err(why)))?
+        }
     };
     if sampled_out(config.accelerate_percent) { Err(Reason::SampledOut) } else { Ok(list) }
 }
 
 /// The paths that a rule leaves to a connection, of those of the configuration's. `None`: no rule
 /// says anything of them.
-fn ruled(config: &Config, tuple: &Tuple, connector: bool) -> Option<Paths> {
+fn ruled(config: &Config, tuple: &Tuple, connector: bool) -> Option<(Paths, Reason)> {
     if config.rules.is_empty() {
         return None;
     }
@@ -209,8 +210,9 @@ fn ruled(config: &Config, tuple: &Tuple, connector: bool) -> Option<Paths> {
     };
     let peer = tuple.peer().ip();
     let of = Subject { port: server.port(), peer, direction, user: sys::geteuid() };
-    let paths = config.rule(&of)?.paths()?;
-    Some(paths.within(config.paths))
+    let rule = config.rule(&of)?;
+    let why = if rule.is_of_unreadable_file() { Reason::ConfigUnreadable } else { Reason::Rule };
+    Some((rule.paths()?.within(config.paths), why))
 }
 
 /// A candidate has shown that it lives, by a call on `fd`: whom it connects is looked up, and its
@@ -406,6 +408,8 @@ mod tests {
         let rules = vec![Rule::unreadable("r")];
         assert_eq!(why("127.0.0.1:1", "127.0.0.1:2", vec![]), None);
         assert_eq!(why("127.0.0.1:1", "127.0.0.1:2", rules.clone()), Some(Reason::Rule));
+        let file = vec![Rule::of_unreadable_file()];
+        assert_eq!(why("127.0.0.1:1", "127.0.0.1:2", file), Some(Reason::ConfigUnreadable));
         // RDMA has a reason of its own why it leads to no other host here.
         let far = ("192.0.2.1:1", "203.0.113.1:2");
         assert_eq!(why(far.0, far.1, rules), why(far.0, far.1, vec![]));

@@ -160,7 +160,7 @@ fn resolve() -> &'static Resolved {
         Config::resolve_lossy(text.as_deref().map(|t| (path.as_str(), t)), &get, &[]);
     if problem.is_some() {
         // It may have a rule that nobody has seen (ADR 0019).
-        config.rules.insert(0, Rule::unreadable("unreadable-file"));
+        config.rules.insert(0, Rule::of_unreadable_file());
     }
     keep_own(&mut config.rules, environment.map_or("", |e| &e.started));
     let text = config.render(&origins);

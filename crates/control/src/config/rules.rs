@@ -139,6 +139,9 @@ pub struct Program<'a> {
     pub name: &'a str,
 }
 
+/// The name of the rule that stands for a file's.
+const UNREADABLE_FILE: &str = "unreadable-file";
+
 /// One rule.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Rule {
@@ -158,6 +161,18 @@ impl Rule {
     /// A rule of which nothing but its name is known.
     pub fn unreadable(name: &str) -> Rule {
         Rule { name: String::from(name), is_unreadable: true, ..Rule::default() }
+    }
+
+    /// What stands for the rules of a file that cannot be read.
+    pub fn of_unreadable_file() -> Rule {
+        Rule::unreadable(UNREADABLE_FILE)
+    }
+
+    /// Whether it stands for those. (As it is shown it is a rule that keeps everything on TCP.)
+    pub fn is_of_unreadable_file(&self) -> bool {
+        let shown =
+            || Rule { name: self.name.clone(), accelerates: Some(false), ..Rule::default() };
+        self.name == UNREADABLE_FILE && (self.is_unreadable || *self == shown())
     }
 
     /// Whether it cannot be understood, and so holds for everything.

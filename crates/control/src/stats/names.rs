@@ -205,6 +205,8 @@ reasons! {
         "See which in the manual (rdma.md). Where RDMA may pass them by: NACC_KERNEL_POLICY=0.";
     Rule "rule" "A rule of netacc.conf keeps the connection on TCP.",
         "Change the rule, if that was not meant: netacc doctor with the number of the process names it.";
+    ConfigUnreadable "config-unreadable" "The library could not read netacc.conf, which may have a rule that keeps the connection on TCP.",
+        "Let the program's user read the file; the log names it and the error. Where the process had no descriptor left (errno 24): a higher limit. Where there is to be no file: take it away. Then start the program again.";
 }
 
 /// Number of reasons.

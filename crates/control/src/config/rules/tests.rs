@@ -241,3 +241,13 @@ fn no_input_panics() {
         }
     }
 }
+
+#[test]
+fn a_file_that_cannot_be_read_is_known_from_what_is_shown() {
+    let (mut config, origins) = Config::resolve(None, &|_| None, &[]).unwrap();
+    config.rules = vec![Rule::of_unreadable_file(), Rule::unreadable("a")];
+    let shown = rendered_rules(&config.render(&origins)).0;
+    let is: Vec<bool> = shown.iter().map(Rule::is_of_unreadable_file).collect();
+    assert_eq!(is, [true, false]);
+    assert_eq!(shown[0].paths(), Some(Paths::TCP));
+}

@@ -14,6 +14,9 @@ const REMEDY: &str =
 /// What a rule does, in words.
 fn effect(rule: &Rule) -> String {
     match rule.paths() {
+        _ if rule.is_of_unreadable_file() => {
+            String::from("(its library could not read netacc.conf) keeps everything on TCP")
+        }
         _ if rule.is_unreadable() => {
             String::from("has a mistake, and so keeps all that comes to it on TCP")
         }
@@ -40,7 +43,8 @@ pub fn of_process(process: &Process, user: u32, findings: &mut Findings) {
         let first = rules.iter().position(|rule| rule.holds(&of));
         if let Some((open, kept)) = first.and_then(|first| counts.get_mut(first)) {
             *open += 1;
-            *kept += usize::from(connection.reason == Reason::Rule as u32);
+            let why = [Reason::Rule, Reason::ConfigUnreadable].map(|why| why as u32);
+            *kept += usize::from(why.contains(&connection.reason));
         }
     }
     for (rule, (open, kept)) in rules.iter().zip(counts) {
@@ -50,6 +54,9 @@ pub fn of_process(process: &Process, user: u32, findings: &mut Findings) {
             effect(rule)
         );
         match kept {
+            _ if rule.is_of_unreadable_file() => {
+                findings.problem("rule", found, Reason::ConfigUnreadable.remedy());
+            }
             0 => findings.ok("rule", found),
             _ => findings.note("rule", found, REMEDY),
         }
