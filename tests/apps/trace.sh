@@ -157,6 +157,11 @@ controls() { LC_ALL=C grep -q $'[\x7f\x9b]' <("${TRACE[@]}" "$@"); }
 same no-controls "1 1 1" "$(for words in list 'list --json' export; do
   controls $words; echo $?; done | xargs)"
 
+# A program may end under a filter of its own that has no call of the trace's.
+become_accel python3 "$APP" confined 2>"$TMP/confined" &
+wait $!
+same confined-ends "7 " "$? $(cat "$TMP/confined")"
+
 # A child leaves what it has inherited alone, whoever begins to trace later.
 become_accel env NACC_TRACE=0 python3 "$(dirname "$0")/trace_fork.py" "$LIB_DIR/netacc" \
   >"$TMP/fork" 2>&1 & FORKED=$!; PIDS+=("$FORKED")

@@ -3,11 +3,12 @@
 server PORT [--epoll]: echoes messages. client PORT CONNECTIONS: goes to and fro on all of them for
 ever, in one thread each, and prints a dot line when each has gone so a hundred times. alone
 [NAME]: has a connection with itself, under that name and with all its memory locked, until it is
-traced, and is killed. sink PORT: receives, and sends nothing. stream PORT: sends for ever. short
+traced, and is killed. confined: has one until then, forbids itself to take names of files away,
+and ends with status 7. sink PORT: receives, and sends nothing. stream PORT: sends for ever. short
 PORT COUNT: makes so many connections of one request each.
 """
 
-import ctypes, glob, os, select, socket, sys, threading, time
+import ctypes, glob, os, select, socket, struct, sys, threading, time
 
 
 def echo(connection):
@@ -67,6 +68,11 @@ def alone(name):
     if name:
         libc.prctl(15, name)
         libc.mlockall(2)
+    until_traced()
+    os.kill(os.getpid(), 9)
+
+
+def until_traced():
     listener = socket.create_server(("127.0.0.1", 0))
     a = socket.create_connection(listener.getsockname())
     b = listener.accept()[0]
@@ -75,7 +81,22 @@ def alone(name):
         for one, other in (a, b), (b, a):
             one.sendall(b"x")
             other.recv(1)
-    os.kill(os.getpid(), 9)
+
+
+def confined():
+    """With a filter (seccomp(2)) under which unlink and unlinkat end the process."""
+    until_traced()
+    call, equal, answer = 0x20, 0x15, 0x06
+    allow, kill = 0x7FFF0000, 0x80000000
+    unlink, unlinkat = (87, 263) if os.uname().machine == "x86_64" else (35, 35)
+    words = [(call, 0, 0, 0), (equal, 1, 0, unlink), (equal, 0, 1, unlinkat), (answer, 0, 0, kill), (answer, 0, 0, allow)]
+    program = b"".join(struct.pack("HBBI", *word) for word in words)
+    code = ctypes.create_string_buffer(program)
+    header = ctypes.create_string_buffer(struct.pack("HxxxxxxP", len(words), ctypes.addressof(code)))
+    libc = ctypes.CDLL(None)
+    if libc.prctl(38, 1, 0, 0, 0) or libc.prctl(22, 2, header):
+        sys.exit("no filter")
+    sys.exit(7)
 
 
 def stream(port):
@@ -101,6 +122,8 @@ if sys.argv[1] == "server":
     serve(int(sys.argv[2]), "--epoll" in sys.argv)
 elif sys.argv[1] == "alone":
     alone(" ".join(sys.argv[2:]).encode().decode("unicode_escape").encode("latin-1"))
+elif sys.argv[1] == "confined":
+    confined()
 elif sys.argv[1] == "sink":
     sink(int(sys.argv[2]))
 elif sys.argv[1] == "stream":

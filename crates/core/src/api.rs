@@ -131,6 +131,9 @@ pub fn before_rights_change() {
 pub fn before_filter() {
     if !crate::process::in_vfork_child() {
         crate::wait::looks::forbid();
+        if !crate::config::is_asked_for(netacc_control::config::Key::Trace) {
+            crate::trace::forbid();
+        }
     }
 }
 /// Whether this option of prctl(2) takes rights from the process; it is about to be set.

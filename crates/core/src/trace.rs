@@ -28,14 +28,17 @@ static UNUSED: AtomicU32 = AtomicU32::new(0);
 static HAND: AtomicU32 = AtomicU32::new(0);
 /// A thread is at the file.
 static GROWING: AtomicU32 = AtomicU32::new(0);
+/// No system call is made for it any more.
+static FORBIDDEN: AtomicBool = AtomicBool::new(false);
 /// A connection has found no ring, or no file.
 static WANTED: AtomicBool = AtomicBool::new(false);
 /// When tracing was turned on while the process ran: what is older was found.
 static SINCE_UNIX: AtomicU64 = AtomicU64::new(0);
 /// Connections that got a ring.
 static NUMBER: AtomicU64 = AtomicU64::new(0);
-/// When a ring, or memory for more, is asked for again, after there was none.
+/// When a ring, and when memory for more, is asked for again, after there was none.
 static NOT_BEFORE: AtomicU64 = AtomicU64::new(0);
+static GROW_NOT_BEFORE: AtomicU64 = AtomicU64::new(0);
 /// Rings that are kept because their connections went badly.
 static KEPT: AtomicU32 = AtomicU32::new(0);
 
@@ -88,17 +91,35 @@ pub(crate) fn turned() {
 /// of the library's own alone do so, when they have worked: nobody else makes system calls for the
 /// trace.
 pub(crate) fn keep_ready() {
-    if !is_on() || !is_due() || GROWING.swap(1, Acquire) != 0 {
+    if !is_on() || !is_due() || GROWING.swap(1, SeqCst) != 0 {
         return;
     }
-    WANTED.store(false, Relaxed);
-    if header().is_none() {
-        begin();
-    } else {
-        grow();
+    // (Who forbids it says so, and then looks whether somebody is at it.)
+    if !FORBIDDEN.load(SeqCst) {
+        WANTED.store(false, Relaxed);
+        if header().is_none() {
+            begin();
+        } else {
+            grow();
+        }
     }
-    GROWING.store(0, Release);
+    GROWING.store(0, SeqCst);
 }
+
+/// The process is about to filter its system calls: none is made for the trace from here on, also
+/// at its end. Waits for a thread that is at it, for a while.
+pub(crate) fn forbid() {
+    FORBIDDEN.store(true, SeqCst);
+    for _ in 0..MOST_TURNS {
+        if GROWING.load(SeqCst) == 0 {
+            return;
+        }
+        sys::sched_yield();
+    }
+}
+
+/// So often a thread that is at the file gets its turn before it is waited for no longer.
+const MOST_TURNS: u32 = 10_000;
 
 /// Somebody has found no ring, or a quarter of them is left.
 fn is_due() -> bool {
@@ -107,7 +128,7 @@ fn is_due() -> bool {
         || (ready != 0
             && (ready as usize) < RINGS
             && unused.saturating_add(ready / 4) > ready
-            && sys::now_ns() >= NOT_BEFORE.load(Relaxed))
+            && sys::now_ns() >= GROW_NOT_BEFORE.load(Relaxed))
 }
 
 #[cold]
@@ -131,7 +152,10 @@ fn grow() {
     let more = file::grow(ready);
     READY.store(ready + more, Release);
     let next = if more == 0 { sys::now_ns().saturating_add(PAUSE_NS) } else { 0 };
-    NOT_BEFORE.store(next, Relaxed);
+    GROW_NOT_BEFORE.store(next, Relaxed);
+    if more != 0 {
+        NOT_BEFORE.store(0, Relaxed);
+    }
 }
 
 /// A ring for a connection: one that was never used, or that of a connection that is over. With its
@@ -305,7 +329,8 @@ pub(crate) fn at_exit() {
     let Some(h) = header().filter(|_| file::is_ours()) else { return };
     process(Event::Exit, 0);
     h.ended.store(1, Relaxed);
-    if KEPT.load(Relaxed) == 0 {
+    // (Others take away what is left, where it is too much.)
+    if KEPT.load(Relaxed) == 0 && !FORBIDDEN.load(Relaxed) {
         file::remove();
     }
 }
@@ -329,7 +354,7 @@ pub(crate) fn after_fork_in_child() {
     for word in [&TRIED, &READY, &UNUSED, &HAND, &GROWING, &KEPT] {
         word.store(0, Relaxed);
     }
-    for word in [&NUMBER, &NOT_BEFORE] {
+    for word in [&NUMBER, &NOT_BEFORE, &GROW_NOT_BEFORE] {
         word.store(0, Relaxed);
     }
     WANTED.store(false, Relaxed);

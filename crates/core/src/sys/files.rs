@@ -54,13 +54,15 @@ pub(crate) fn flock(fd: c_int, how: c_int) -> isize {
 pub(crate) fn allocate(fd: c_int, at: usize, len: usize) -> isize {
     sys!(SYS_fallocate, fd, 0, at, len)
 }
-/// Of the file system behind `fd`, if it is memory: how much is free, and how much there may be (0:
-/// as much as there is).
+/// Of the file system behind `fd`, if it is memory: how many bytes are free, and how many there may
+/// be (0: as many as there are).
 pub(crate) fn memory_left(fd: c_int) -> Option<(u64, u64)> {
     // SAFETY: all zero is a valid `statfs`.
     let mut s: libc::statfs = unsafe { core::mem::zeroed() };
     let known = sys!(SYS_fstatfs, fd, &mut s as *mut libc::statfs) >= 0;
-    (known && s.f_type as i64 == TMPFS_MAGIC).then_some((s.f_bavail as u64, s.f_blocks as u64))
+    let bytes = |blocks: u64| blocks.saturating_mul(s.f_bsize as u64);
+    (known && s.f_type as i64 == TMPFS_MAGIC)
+        .then_some((bytes(s.f_bavail as u64), bytes(s.f_blocks as u64)))
 }
 /// linux/magic.h.
 const TMPFS_MAGIC: i64 = 0x0102_1994;

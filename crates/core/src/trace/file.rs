@@ -135,7 +135,7 @@ fn named(began: u64, pid: u32) -> Option<c_int> {
         return None;
     }
     let _ = sys::fchmod(fd, 0o600);
-    if !is_roomy(fd) || !get_first(fd) {
+    if !is_roomy(fd, HEADER_BYTES + FEW as usize * RING_BYTES) || !get_first(fd) {
         let _ = sys::unlink(&name);
         fd_words::close_internal(fd);
         return None;
@@ -159,9 +159,11 @@ fn extend(fd: c_int, at: usize, bytes: usize) -> bool {
     at.saturating_add(bytes) as u64 <= sys::file_size_limit() && sys::allocate(fd, at, bytes) >= 0
 }
 
-/// It is memory, and half of what there may be is free: other programs use it, too.
-fn is_roomy(fd: c_int) -> bool {
-    sys::memory_left(fd).is_some_and(|(free, all)| all == 0 || free >= all / 2)
+/// It is memory, of which three quarters are free, and an eighth is enough for the file: other
+/// programs use it, too.
+fn is_roomy(fd: c_int, bytes: usize) -> bool {
+    sys::memory_left(fd)
+        .is_some_and(|(free, all)| all == 0 || (free >= all / 4 * 3 && bytes as u64 <= all / 8))
 }
 
 /// More rings get memory, behind so many. How many do.
@@ -172,7 +174,7 @@ pub(super) fn grow(ready: u32) -> u32 {
     let is_ours = inode != 0 && sys::inode(fd) == Some((DEVICE.load(Relaxed), inode));
     let at = HEADER_BYTES + ready as usize * RING_BYTES;
     let done = is_ours
-        && (!NAMED.load(Relaxed) || is_roomy(fd))
+        && (!NAMED.load(Relaxed) || is_roomy(fd, at + more as usize * RING_BYTES))
         && extend(fd, at, more as usize * RING_BYTES);
     if done { more } else { 0 }
 }
