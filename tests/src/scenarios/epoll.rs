@@ -1025,6 +1025,9 @@ pub fn list() -> Vec<Scenario> {
                 ask(t, "b1");
                 show(t, "the edge", sys::epoll_wait(e, 8, 5000));
                 recv_exact(twins[1], 2);
+                ask(t, "b1");
+                show(t, "another edge", sys::epoll_wait(e, 8, 5000));
+                recv_exact(twins[1], 1);
                 ask(t, "b0");
                 show(t, "again", sys::epoll_wait(e, 8, 5000));
                 recv_exact(twins[0], 1);

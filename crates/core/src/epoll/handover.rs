@@ -395,7 +395,10 @@ pub(super) fn settle(e: &'static Epoll, inner: &mut Guard<'static, Inner>) {
     let mut all = true;
     let mut at = 0;
     while let Some(item) = inner.items.get(at) {
-        let released = |s: &Socket| s.words().is_some_and(|(_, rx)| s.published.is_released(rx));
+        let released = |s: &Socket| {
+            let words = s.channel().and_then(|_| s.words());
+            words.is_some_and(|(_, rx)| s.published.is_released(rx))
+        };
         let ready = item.as_ref().filter(|item| waits(item) && released(item.socket));
         let ready = ready.map(|item| {
             (item.socket, item.generation, item.fd, item.extra.unwrap_or(Reason::SeveralEpollSets))

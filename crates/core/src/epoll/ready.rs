@@ -114,6 +114,12 @@ impl Seen {
 /// stream is told of in its ring, before the carrier has it.)
 #[inline(never)]
 pub(super) fn evaluate_edge(item: &mut Item) -> u32 {
+    // (The words of a connection that is the kernel's say nothing any more; those of one that its
+    // maker alone may use may not even be there.)
+    if item.plain || item.socket.channel().is_none() {
+        item.seen = None;
+        return evaluate(item);
+    }
     let (before, seen) = (item.seen, Seen::by(item));
     // Where the carrier is asked nothing is left of it: what that says is an edge.
     item.seen = seen;

@@ -120,8 +120,8 @@ pub(super) fn collect_here(
                     left = inner.ready.len();
                 }
                 Kernel::Looked => inner.kernel_queued = false,
-                Kernel::Look(_) => return go_behind_mark(inner, e, out),
-                Kernel::Wait => {
+                Kernel::Look(_) if inner.backlog => return go_behind_mark(inner, e, out),
+                Kernel::Look(_) | Kernel::Wait => {
                     inner.ready.push_front(KERNEL);
                     return;
                 }

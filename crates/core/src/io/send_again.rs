@@ -9,10 +9,13 @@ use crate::log::debug_log;
 use crate::outcome::Ret;
 use crate::socket::{Socket, flag};
 use crate::trace::Event;
-use crate::{carrier, sys};
+use crate::{carrier, sys, wait};
 use core::ffi::c_int;
 use core::sync::atomic::Ordering::*;
 use netacc_proto::switchover::TxState;
+
+/// So many errors of the way are taken in one call.
+const TOLD_AT_ONCE: u32 = 3;
 
 /// Sends on the carrier what a pull-back has to send again, as far as there is room: 0 when nothing
 /// of it is left, or EAGAIN. `fd` is the caller's name of the carrier, which counts in a forked
@@ -25,6 +28,7 @@ pub(super) fn send_again(s: &Socket, h: &mut TxHeld<'_>, fd: c_int) -> Ret {
     let mut few = [0u8; PART_FEW];
     let mut part = Part::new(&mut few);
     let part = part.bytes();
+    let mut told = 0;
     while h.end.switch.state() == TxState::Resending {
         let resend = h.end.switch.resend();
         let left = resend.end - resend.start;
@@ -51,7 +55,11 @@ pub(super) fn send_again(s: &Socket, h: &mut TxHeld<'_>, fd: c_int) -> Ret {
         } else if is_of_the_way(r) && !carrier::is_closed(fd) {
             // The connection lives. The error is the application's, and was told to this call.
             s.kept_error.store(r as i32, Relaxed);
-            return EAGAIN;
+            wait::prod(s);
+            told += 1;
+            if told == TOLD_AT_ONCE {
+                return EAGAIN;
+            }
         } else {
             debug_log!("fd {fd}: {left} bytes that were to go out again are lost: errno {}", -r);
             cannot_go_on(s, h, fd, r);
