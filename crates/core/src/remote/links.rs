@@ -688,6 +688,12 @@ impl Remote {
                 return self.take_over(earlier, i);
             }
             self.send(i, Message::Resume { known: false, key: [0; 16] });
+            // It may be the last word.
+            self.flush(i);
+        }
+        if role == Role::Acceptor && self.has_too_many(Source::of(peer), 0) {
+            // It was let in because it might have resumed a link.
+            return Err(Fault::NotFound);
         }
         if self.is_keeper() {
             // Nothing new begins with it.

@@ -217,9 +217,9 @@ impl Remote {
             if self.shares.callers as usize >= most / PART {
                 self.evict(true, None);
             }
-            if self.has_its_part(source) {
+            if self.has_too_many(source, 1) && !self.may_come_back(source) {
                 self.evict(false, Some(source));
-                if self.has_its_part(source) {
+                if self.has_too_many(source, 1) {
                     return None;
                 }
             }
@@ -236,11 +236,22 @@ impl Remote {
         Some(self.links.len() - 1)
     }
 
-    fn has_its_part(&self, source: Source) -> bool {
-        let has = self.shares.of(source).map_or(0, |s| s.links as usize);
+    /// That host has more than its part, with so many more links.
+    pub(super) fn has_too_many(&self, source: Source, more: usize) -> bool {
+        let has = more + self.shares.of(source).map_or(0, |s| s.links as usize);
         // (One is nobody's whole part, so that a caller's costs no look at all of them.)
         let used = || self.links.iter().flatten().filter(|l| l.in_use()).count();
-        has > 0 && has >= part(self.shares.links_max, used())
+        has > 1 && has > part(self.shares.links_max, used())
+    }
+
+    /// Who resumes a link calls as anybody does, and the broken one still counts. So there is a
+    /// place for a caller for each that broke; what he says shows which of them he wants.
+    fn may_come_back(&self, source: Source) -> bool {
+        let is_broken = |l: &&Link| {
+            l.role == Role::Acceptor && l.phase == Phase::Broken && Source::of(l.peer) == source
+        };
+        let broken = self.links.iter().flatten().map(|l| &**l).filter(is_broken).count();
+        self.shares.of(source).is_some_and(|s| (s.callers as usize) < broken)
     }
 
     /// Makes room by ending a link that carries nothing: a caller's if there is one, then the one

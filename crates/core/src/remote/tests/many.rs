@@ -86,6 +86,48 @@ fn who_has_most_gives_way_to_who_has_least() {
     rig.finish();
 }
 
+/// Those with broken links come back, whatever is left for each; nobody else does with them.
+#[test]
+fn who_has_all_its_part_resumes_its_links() {
+    for model in MODELS {
+        let mut rig = Rig::new(Order::Prompt, model, 5);
+        let hosts = [0, 2, 3, 4];
+        let conns = hosts.map(|h| rig.connect(h, 1));
+        conns.iter().for_each(|i| rig.promoted(*i));
+        // Four are in use, and a third of the others is one.
+        rig.remote(1).shares.links_max = 8;
+        let from = rig.hosts[0].address;
+        assert!(rig.remote(1).has_too_many(Source::of(from), 1));
+        hosts.iter().for_each(|h| rig.hosts[*h].stopped = true);
+        rig.break_links(1);
+        rig.wires.break_pairs(&rig.hosts[1].fabric);
+        rig.settle();
+        // Who may have come back, and has not.
+        let port = name(rig.hosts[1].listener, false).port();
+        let at = name(rig.remote(1).listeners[0].fd, false);
+        let transport = devices::transport_code(model.transport);
+        let mut other = Stranger::call(from, at);
+        other.say(Message::HostHello(HostHello { transport, ..hello(Role::Connector, port) }));
+        rig.settle();
+        assert!(other.hear().is_err_and(|said| said.len() == 1), "{}", rig.describe());
+        let resumes = hello(Role::Connector, port);
+        let mut other = Stranger::call(from, at);
+        other.say(Message::HostHello(HostHello { transport, resumes: true, ..resumes }));
+        rig.settle();
+        let unknown = Message::Resume { known: false, key: [0; 16] };
+        let said = other.hear().unwrap_err();
+        assert_eq!(said.last(), Some(&unknown), "{}", rig.describe());
+        hosts.iter().for_each(|h| rig.hosts[*h].stopped = false);
+        for i in conns {
+            rig.drain(i);
+            rig.exchange(i, 10_000);
+            rig.promoted(i);
+            assert!(rig.conns[i].iter().all(|e| e.over.is_none()), "{}", rig.describe());
+        }
+        rig.finish();
+    }
+}
+
 fn candidates_of(rig: &mut Rig, n: usize) -> u32 {
     rig.remote(1).shares.of(Source::of(host(n))).map_or(0, |s| s.candidates)
 }
