@@ -484,6 +484,8 @@ struct Remote {
     leaving: Vec<leave::Leaving>,
     /// Bytes of rings that are registered at most, whatever the limits are.
     memory_max: usize,
+    /// Whether what this user locks has no limit.
+    locks_all: core::cell::Cell<(u32, bool)>,
     /// When to look at what is unread; 0: nobody sends.
     watch_at: u64,
     /// When to look whether what is posted arrives; 0: nothing is.
@@ -533,6 +535,8 @@ impl Remote {
             channels: Vec::new(),
             leaving: Vec::new(),
             memory_max: usize::MAX,
+            // (Nobody's number.)
+            locks_all: core::cell::Cell::new((u32::MAX, false)),
             watch_at: 0,
             progress_at: 0,
             stall_logged_at: 0,

@@ -4,8 +4,8 @@
 use super::net::{self, Net};
 use super::pairs::until_free;
 use super::{
-    EVENT_DEVICE, EVENT_MANAGER, LOADED, LOADED_BY, Remote, forget_known, io_threads, unwatch,
-    watch,
+    EVENT_DEVICE, EVENT_MANAGER, LOADED, LOADED_BY, Remote, forget_known, io_threads, memory,
+    unwatch, watch,
 };
 use crate::log::{debug_log, warn_log};
 use crate::queues::{self, Queue};
@@ -121,7 +121,7 @@ impl Devices {
     }
 
     fn load_once() -> Result<Net, Reason> {
-        if sys::memlock_limit() <= MEMLOCK_MIN && sys::geteuid() != 0 {
+        if sys::memlock_limit() <= MEMLOCK_MIN && !memory::may_lock_all() {
             warn_log!(
                 "RLIMIT_MEMLOCK is {} bytes: too little for RDMA (ulimit -l; LimitMEMLOCK= of a systemd unit; memlock in limits.conf)",
                 sys::memlock_limit()

@@ -6,7 +6,7 @@ use super::net::{self, Net};
 use super::shares::Source;
 use super::{Remote, devices, leave};
 use crate::log::warn_of_peer;
-use crate::{config, stats, sys};
+use crate::{config, fd_table, numbers, stats, sys};
 use core::ptr::NonNull;
 use netacc_control::config::Config;
 use netacc_control::stats::{Counter, Reason};
@@ -143,11 +143,24 @@ impl Remote {
         let whole = self.ring_sizes(i).whole;
         let most = (config::get().arena_growth_max_bytes as usize).saturating_mul(WHOLE_REGIONS);
         // Where little may be locked small ones are to have their part.
-        let most = most.min(lockable() / 2);
+        let most = most.min(self.lockable() / 2);
         let pool = self.link(i).and_then(|l| l.arenas.as_ref()).and_then(|a| a.pools.last());
         let next = pool.map_or(whole * 2, Pool::next_bytes);
         let of_whole = |a: &Arenas| a.pools.last().map_or(0, Pool::registered);
         pool.is_some_and(Pool::has_free) || next <= self.left_for(i, most, of_whole)
+    }
+
+    /// Bytes that may be locked.
+    fn lockable(&self) -> usize {
+        let user = sys::geteuid();
+        let (of, mut all) = self.locks_all.get();
+        if of != user {
+            // (Capabilities go with root's rights, most often.)
+            all = may_lock_all();
+            self.locks_all.set((user, all));
+        }
+        let limit = if all { u64::MAX } else { sys::memlock_limit() };
+        usize::try_from(limit).unwrap_or(usize::MAX)
     }
 
     /// How many bytes more the host at the other end of link `i` may have where all have no more
@@ -171,7 +184,7 @@ impl Remote {
         self.ensure_domain(i)?;
         let sizes = self.ring_sizes(i);
         let half = usize::try_from(sys::host_memory() / MEMORY_SHARE).unwrap_or(usize::MAX);
-        let limit = half.min(lockable()).min(self.memory_max);
+        let limit = half.min(self.lockable()).min(self.memory_max);
         let left = self.left_for(i, limit, Arenas::registered);
         let verbs = self.devices.verbs().ok_or(Reason::RdmaCoreMissing)?;
         let device = self.link(i).map(|l| l.device).ok_or(Reason::RdmaRefused)?;
@@ -246,10 +259,27 @@ impl Remote {
     }
 }
 
-/// Bytes that may be locked. (Root may lock all.)
-fn lockable() -> usize {
-    let limit = if sys::geteuid() == 0 { u64::MAX } else { sys::memlock_limit() };
-    usize::try_from(limit).unwrap_or(usize::MAX)
+/// RLIMIT_MEMLOCK is none for this thread: it is root's, or has CAP_IPC_LOCK. (Where that counts
+/// for nothing, as in a user namespace, registering fails beyond the limit.)
+pub(super) fn may_lock_all() -> bool {
+    const CAP_IPC_LOCK: u32 = 14;
+    sys::geteuid() == 0 || capabilities() >> CAP_IPC_LOCK & 1 != 0
+}
+
+/// This thread's, those in effect; none where the kernel does not say. (A program's filter of calls
+/// may not know of capget.)
+fn capabilities() -> u64 {
+    let status = || sys::open(b"/proc/thread-self/status\0", libc::O_RDONLY | libc::O_CLOEXEC, 0);
+    let fd = numbers::make(status);
+    if fd < 0 {
+        return 0;
+    }
+    let mut text = [0u8; 4096];
+    let n = sys::read(fd, &mut text);
+    fd_table::close_internal(fd);
+    let text = text.get(..n.max(0) as usize).unwrap_or(&[]);
+    let of = text.split(|c| *c == b'\n').find_map(|line| line.strip_prefix(b"CapEff:\t"));
+    of.and_then(|hex| u64::from_str_radix(core::str::from_utf8(hex).ok()?, 16).ok()).unwrap_or(0)
 }
 
 /// So many bytes more, which are mapped and registered for it.
@@ -289,6 +319,7 @@ pub(super) fn close_memory(
 }
 
 #[cfg(test)]
+#[allow(clippy::unwrap_used, reason = "tests may fail loudly")]
 mod tests {
     use super::*;
 
@@ -297,5 +328,36 @@ mod tests {
         let with = |buffer_bytes| ring_bytes(&Config { buffer_bytes, ..Config::default() });
         assert_eq!([with(4096), with(16384), with(20480)], [32768, 131_072, 262_144]);
         assert_eq!(with(1 << 30), RING_MAX);
+    }
+
+    /// Rights are a thread's, so this one gives up root's, and keeps what it is told to.
+    #[test]
+    fn whoever_has_the_capability_may_lock_all() {
+        const VERSION: u32 = 0x2008_0522;
+        let keeping = |effective: u32| {
+            let drops = move || {
+                let header = [VERSION, 0];
+                let sets = [effective, effective, 0, 0, 0, 0];
+                // SAFETY: this thread's rights; the sets are read.
+                unsafe {
+                    assert_eq!(libc::prctl(libc::PR_SET_KEEPCAPS, 1, 0, 0, 0), 0);
+                    assert_eq!(libc::syscall(libc::SYS_setresuid, 65534, 65534, 65534), 0);
+                    assert_eq!(
+                        libc::syscall(libc::SYS_capset, &raw const header, &raw const sets),
+                        0
+                    );
+                }
+                (capabilities(), may_lock_all())
+            };
+            std::thread::spawn(drops).join().unwrap()
+        };
+        if sys::geteuid() != 0 {
+            std::eprintln!("not shown: only root can give up rights");
+            return;
+        }
+        crate::testing::init();
+        assert!(may_lock_all());
+        assert_eq!(keeping(0), (0, false));
+        assert_eq!(keeping(1 << 14), (1 << 14, true));
     }
 }
