@@ -463,6 +463,8 @@ struct Remote {
     /// No links are taken at some address: when that is tried anew, with the next accept there; 0:
     /// not.
     anew_at: u64,
+    /// Some listeners are not listened to until then; 0: all are.
+    deaf_until: u64,
     links: Vec<Option<Box<links::Link>>>,
     shares: shares::Shares,
     destinations: Vec<destinations::Destination>,
@@ -521,6 +523,7 @@ impl Remote {
             listeners: Vec::new(),
             listeners_at: 0,
             anew_at: 0,
+            deaf_until: 0,
             links: Vec::new(),
             shares: shares::Shares::new(),
             destinations: Vec::new(),
@@ -650,6 +653,7 @@ impl Remote {
         self.time_readers();
         self.sweep();
         self.time_listeners();
+        self.time_deaf();
         self.time_unread();
         self.time_progress();
         self.time_policy();

@@ -361,6 +361,7 @@ impl Remote {
         if self.timer != 0 && self.timer <= sys::now_ns() {
             self.timer = 0;
             self.time_links();
+            self.time_deaf();
         }
         self.serve_words();
         self.go_on_leaving();

@@ -24,6 +24,9 @@ const CALLERS: usize = 64;
 /// One where no socket of the application's listens any more is closed after so long.
 const UNUSED_NS: u64 = 10_000_000_000;
 
+/// One that cannot take a caller is left alone for so long.
+const DEAF_NS: u64 = 1_000_000_000;
+
 /// Where this process takes links.
 pub(super) struct Listener {
     /// Where the connections are accepted that they are for.
@@ -117,6 +120,25 @@ impl Remote {
         self.at(at);
     }
 
+    /// Listeners that could not take a caller are listened to again.
+    pub(super) fn time_deaf(&mut self) {
+        if self.deaf_until == 0 {
+            return;
+        }
+        let now = sys::now_ns();
+        if self.deaf_until <= now {
+            let own = self.listeners.iter().enumerate().filter(|(_, l)| l.fd >= 0);
+            let heard = own.fold(true, |all, (at, l)| {
+                watch(self.epoll, l.fd, libc::EPOLLIN as u32, EVENT_LISTENER | at as u64) && all
+            });
+            self.deaf_until = if heard { 0 } else { now + DEAF_NS };
+        }
+        let until = self.deaf_until;
+        if until != 0 {
+            self.at(until);
+        }
+    }
+
     pub(super) fn time_listeners(&mut self) {
         if self.anew_at != 0 && self.anew_at <= sys::now_ns() {
             self.anew_at = 0;
@@ -202,8 +224,12 @@ impl Remote {
             let fd = numbers::make(|| sys::accept4(at, libc::SOCK_NONBLOCK | libc::SOCK_CLOEXEC));
             if fd < 0 {
                 if ![libc::EAGAIN, libc::EINTR, libc::ECONNABORTED].contains(&-fd) {
-                    // No descriptor, most likely. Left alone it would wake us for ever.
+                    // No descriptor, most likely. Looked at again and again it would be a busy
+                    // loop.
                     unwatch(self.epoll, at);
+                    self.deaf_until = sys::now_ns() + DEAF_NS;
+                    let until = self.deaf_until;
+                    self.at(until);
                 }
                 return;
             }

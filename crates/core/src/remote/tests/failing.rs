@@ -211,6 +211,24 @@ fn connections_that_are_over_wait_for_no_pair() {
     rig.finish();
 }
 
+/// As when the process has no descriptor for a caller: it calls again, and is heard.
+#[test]
+fn a_listener_that_could_not_take_a_caller_takes_the_next() {
+    let mut rig = Rig::new(Order::Prompt, Model::ROCE, 3);
+    let first = rig.connect(0, 1);
+    rig.promoted(first);
+    let fd = rig.remote(1).listeners[0].fd;
+    // (To take a caller of one that does not listen is an error. The port stays its own.)
+    assert!(sys::shutdown(fd, libc::SHUT_RDWR) >= 0);
+    rig.settle();
+    assert_ne!(rig.remote(1).deaf_until, 0, "the test is none");
+    assert!(sys::listen(fd, 16) >= 0);
+    let second = rig.connect(2, 1);
+    rig.promoted(second);
+    assert_eq!(rig.remote(1).deaf_until, 0);
+    rig.finish();
+}
+
 /// iWARP in hardware has ports of its own: that one of TCP's is free says nothing of a listener.
 #[test]
 fn a_listener_without_a_port_of_tcps_is_left_alone() {
