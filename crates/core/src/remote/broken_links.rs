@@ -25,7 +25,7 @@ const LOOK_NS: u64 = 1_000_000_000;
 const LOOK_SOON_NS: u64 = 5_000_000;
 
 /// To resume a link that broke the connector tries after so long, then again, and at last every so
-/// long.
+/// long. (A try that the peer's host takes is not given up: `Link::is_at_its_door`.)
 const RETRY_NS: [u64; 6] =
     [1_000_000, 100_000_000, 500_000_000, 1_500_000_000, 3_000_000_000, 5_000_000_000];
 
@@ -101,10 +101,14 @@ impl Remote {
         let Some(l) = self.link_mut(i) else { return };
         debug_log!("the link to {} broke", l.peer);
         let fd = core::mem::replace(&mut l.fd, -1);
+        if l.is_at_its_door() {
+            // Until now it was there.
+            l.answered_at = now;
+        }
         (l.phase, l.blocked, l.deserted) = (Phase::Broken, false, l.deserted | deserted);
         (l.input, l.output) = (Vec::new(), VecDeque::new());
         if l.broken_at == 0 {
-            (l.broken_at, l.retries) = (now, 0);
+            (l.broken_at, l.retries, l.since) = (now, 0, now);
         }
         let coming: Vec<u32> = l
             .pairs
@@ -126,6 +130,7 @@ impl Remote {
         self.time_broken(i, now);
     }
 
+    /// One that broke, and is not up again.
     pub(super) fn time_broken(&mut self, i: usize, now: u64) {
         self.forget_offers_to_nobody(i);
         let Some(l) = self.link(i) else { return };
@@ -134,10 +139,9 @@ impl Remote {
         if !l.in_use() && (l.connections == 0 || now.saturating_sub(l.broken_at) > KEPT_NS) {
             return self.end_link(i, Fault::Over);
         }
-        let (since, retries, role, deserted) = (l.broken_at, l.retries, l.role, l.deserted);
+        let (since, role, deserted, waits) = (l.broken_at, l.role, l.deserted, l.is_at_its_door());
         let [.., last] = RETRY_NS;
-        let after: u64 = (0..=retries).map(|n| RETRY_NS.get(n).copied().unwrap_or(last)).sum();
-        let next = since.saturating_add(after);
+        let next = l.since.saturating_add(RETRY_NS.get(l.retries).copied().unwrap_or(last));
         self.time_out_unheard(i, now);
         self.look_at_carriers(i);
         let soon = since + BACK_LOST_NS + 1;
@@ -146,14 +150,14 @@ impl Remote {
             true => soon,
             false => now + LOOK_NS,
         });
-        if role == Role::Acceptor || now < next {
-            if role == Role::Connector {
-                self.at(next);
-            }
+        if waits || role == Role::Acceptor {
             return;
         }
+        if now < next {
+            return self.at(next);
+        }
         let Some(l) = self.link_mut(i) else { return };
-        l.retries += 1;
+        (l.retries, l.since) = (l.retries + 1, now);
         let (local, peer, port, k, serial) = (l.local, l.peer, l.port, l.k, l.serial);
         let fd = tcp_socket(local);
         let (raw, len) = sockaddr(SocketAddr::new(peer, destinations::link_port(port, k)));
@@ -175,7 +179,7 @@ impl Remote {
         }
         set_up(fd);
         if let Some(l) = self.link_mut(i) {
-            (l.fd, l.phase, l.since, l.blocked) = (fd, Phase::Connecting, now, true);
+            (l.fd, l.phase, l.blocked) = (fd, Phase::Connecting, true);
         }
         self.at(now + ANSWER_NS);
     }

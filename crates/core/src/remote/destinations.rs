@@ -385,7 +385,9 @@ impl Remote {
             return Ok(());
         };
         let is_try = |l: &&super::links::Link| {
-            l.role == Role::Connector && matches!(l.phase, Phase::Connecting | Phase::Greeting)
+            l.role == Role::Connector
+                && matches!(l.phase, Phase::Connecting | Phase::Greeting)
+                && l.broken_at == 0
         };
         let trying = self.links.iter().flatten().map(|l| &**l).filter(is_try).count();
         if trying + ports.len() > (self.shares.links_max / PART).max(PORTS.into()) {

@@ -138,7 +138,7 @@ pub(super) struct Link {
     /// The port of the connections that it is for.
     pub(super) port: u16,
     pub(super) k: u8,
-    /// When it was made; when it was last of use.
+    /// When it was made; when it was last of use, broke, or was tried to resume.
     pub(super) since: u64,
     pub(super) hello: Option<HostHello>,
     pub(super) trust: Trust,
@@ -150,7 +150,7 @@ pub(super) struct Link {
     /// When it broke, and how often it was tried to resume since.
     pub(super) broken_at: u64,
     pub(super) retries: usize,
-    /// Connector: when the peer's host last answered a try to resume it.
+    /// Connector: when the peer's host last answered a try to resume it, or that ended.
     pub(super) answered_at: u64,
     /// While it is broken: the peer's process is gone, or, for a connector, nobody listens any more
     /// where it did.
@@ -194,6 +194,12 @@ impl Link {
     /// Somebody has called, and has not greeted.
     pub(super) fn is_caller(&self) -> bool {
         self.role == Role::Acceptor && self.hello.is_none()
+    }
+
+    /// It broke, and the peer's host has taken a try to resume it. Its process has said nothing,
+    /// because it is stopped, say: that one try is kept, as the kernel takes only so many.
+    pub(super) fn is_at_its_door(&self) -> bool {
+        self.broken_at != 0 && matches!(self.phase, Phase::Greeting | Phase::Resuming)
     }
 
     /// Until when an answer is waited for.
@@ -385,6 +391,7 @@ impl Remote {
             let Some(l) = self.link(i) else { continue };
             match l.phase {
                 Phase::Broken => self.time_broken(i, now),
+                _ if l.is_at_its_door() => self.time_broken(i, now),
                 Phase::Connecting | Phase::Greeting | Phase::Resuming if now >= l.patience() => {
                     if l.phase == Phase::Connecting {
                         self.port_answers(i, Answer::Silent);

@@ -4,6 +4,7 @@
 
 use super::destinations::{PORTS, TRIED, link_port};
 use super::links::{Link, Phase, Route, bind, tcp_socket};
+use super::shares::LINKS_MAX;
 use super::{
     EVENT_LISTENER, Remote, close_own, devices, forget_known, net, note_own, unwatch, watch,
 };
@@ -92,7 +93,7 @@ impl Remote {
         let free = |k: &u8| !reserved.has(link_port(local.port(), *k));
         let k = (0..PORTS).filter(free).find(|k| {
             bind(fd, SocketAddr::new(local.ip(), link_port(local.port(), *k))) >= 0
-                && sys::listen(fd, 128) >= 0
+                && sys::listen(fd, LINKS_MAX as c_int) >= 0
         });
         let Some(k) = k else {
             warn_log!(

@@ -36,7 +36,8 @@ impl Remote {
         let Some(l) = self.link(i) else { return };
         let Some((channel, wire)) = l.channel.zip(l.wire()) else { return };
         // (A host that answers is there; its process may be stopped. TCP would wait.)
-        let (serial, silent_since) = (l.serial, l.broken_at.max(l.answered_at));
+        let heard_at = if l.is_at_its_door() { now } else { l.answered_at };
+        let (serial, silent_since) = (l.serial, l.broken_at.max(heard_at));
         let mut late = Vec::new();
         for x in self.leaving.iter_mut().filter(|x| x.link == i && x.serial == serial) {
             if !awaits_peer(channel, wire, x.slot, x.departure.socket()) {

@@ -163,6 +163,10 @@ fn a_stopped_peer_is_waited_for_without_pair_and_link() {
         rig.promoted(i);
         patience_with(&rig, i, C, Some(20));
         rig.hosts[1].stopped = true;
+        // Its kernel takes no more than some tries.
+        for fd in rig.remote(1).listeners.iter().map(|l| l.fd).collect::<Vec<_>>() {
+            assert!(sys::listen(fd, 3) >= 0);
+        }
         rig.send(i, C, 5000);
         rig.wires.break_pairs(&rig.hosts[0].fabric);
         rig.break_links(0);
@@ -172,12 +176,38 @@ fn a_stopped_peer_is_waited_for_without_pair_and_link() {
             rig.settle();
         }
         assert_eq!(rig.is_over(i, C), None, "{}", rig.describe());
+        // A try that ends, as where the host reboots, is an answer until then.
+        rig.break_links(0);
+        rig.stand_still(9_000_000_000);
+        assert_eq!(rig.is_over(i, C), None, "{}", rig.describe());
         rig.hosts[1].stopped = false;
         rig.drain(i);
         rig.promoted(i);
         rig.exchange(i, 20_000);
         rig.finish();
     }
+}
+
+/// The same, and its host vanishes then.
+#[test]
+fn a_stopped_peer_that_vanishes_is_an_error_when_patience_ends() {
+    let mut rig = Rig::new(Order::Prompt, Model::ROCE, 2);
+    let i = rig.connect(0, 1);
+    rig.promoted(i);
+    patience_with(&rig, i, C, Some(20));
+    rig.hosts[1].stopped = true;
+    rig.send(i, C, 5000);
+    rig.wires.break_pairs(&rig.hosts[0].fabric);
+    rig.break_links(0);
+    rig.settle();
+    rig.stand_still(100_000_000_000);
+    rig.links_end(1, 0);
+    rig.stand_still(10_000_000_000);
+    assert_eq!(rig.is_over(i, C), None, "{}", rig.describe());
+    rig.stand_still(20_000_000_000);
+    assert_eq!(rig.is_over(i, C), Some(-(libc::ETIMEDOUT as isize)), "{}", rig.describe());
+    rig.kill(1);
+    rig.finish();
 }
 
 /// The kernel, too, gives a link up, whether something is under way on it or not.
