@@ -116,7 +116,8 @@ waits-unseen\t''
 not-in-reach\t''
 ipsec\t''
 kernel-policy\t''
-rule\t''"
+rule\t''
+config-unreadable\t''"
 complete -c netacc -n "__fish_netacc_using_subcommand ss" -l sort -d 'Order of the connections' -r -f -a "fd\t''
 peer\t''
 path\t''

@@ -259,8 +259,8 @@ mod tests {
     extern crate std;
     use std::vec::Vec;
 
-    /// The records are the process's, and other tests have some.
-    const OTHERS: u32 = 1000;
+    /// The records are the process's, and other tests have some thousands.
+    const OTHERS: u32 = 20_000;
 
     fn open_one() -> &'static ConnRecord {
         // SAFETY: a record of the segment, which is never unmapped.

@@ -2,7 +2,7 @@
 //! kernel TCP, and times each round trip; the server is the kernel (asleep, or looking all the
 //! time), or a connection that is out. Needs root.
 //!
-//!     cargo run --release -p netacc-utcp --example pingpong [ROUND TRIPS]
+//!     cargo run --release -p netacc-utcp --example round_trips [ROUND TRIPS]
 
 #![allow(clippy::print_stdout, reason = "it is a program that measures")]
 
