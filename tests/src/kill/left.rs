@@ -161,7 +161,8 @@ pub fn new_names(before: &BTreeSet<PathBuf>, ours: &BTreeSet<i32>) -> Vec<String
         .collect()
 }
 
-/// How many of each kind a process holds: descriptors, mappings of memory files, threads.
+/// How many of each kind a process holds: descriptors, mappings of memory files, threads. (Its
+/// trace, one file that it maps once, may come with any connection, and stays.)
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Holdings(BTreeMap<String, usize>);
 
@@ -171,6 +172,9 @@ impl Holdings {
         let mut kinds = BTreeMap::new();
         let mut count = |kind: String| *kinds.entry(kind).or_insert(0) += 1;
         for (_, target) in fds(&path) {
+            if is_trace(Path::new(&target)) {
+                continue;
+            }
             // The number of a socket or pipe is its own, the name of an anon_inode its kind's.
             let kind = match target.split_once(":[") {
                 Some((kind, number)) if number.starts_with(|c: char| c.is_ascii_digit()) => kind,
@@ -180,7 +184,8 @@ impl Holdings {
         }
         for line in fs::read_to_string(path.join("maps")).unwrap_or_default().lines() {
             let target = line.split_whitespace().nth(5).unwrap_or("");
-            if target.starts_with("/memfd:") || target.starts_with("/dev/shm") {
+            let memory = target.starts_with("/memfd:") || target.starts_with("/dev/shm");
+            if memory && !is_trace(Path::new(target)) {
                 count(format!("mapping {target}"));
             }
         }

@@ -1,7 +1,7 @@
 //! This end goes back to TCP for good with bytes of its own unread at the peer, and then the peer
 //! dies: of what it leaves unread TCP makes a reset, of what it has read to the end a clean end.
 
-use super::ends::{DEATHS, doomed, end, fill, poll_now};
+use super::ends::{DEATHS, doomed, end, poll_now};
 use super::unread::rest;
 use crate::ctx::{Ctx, await_bytes, blocked, recv_exact, send_all};
 use crate::scenario::{Scenario, pair};
@@ -605,34 +605,6 @@ fn others() -> Vec<Scenario> {
                     t.log(if reads { "read" } else { "unread" }, sys::wait_child(cat));
                     let _ = sys::close(from);
                 }
-                t.meet("over");
-            },
-        )
-        .demoted(),
-        pair(
-            "left/closed-while-more-waits",
-            "an end goes back to TCP with more under way than TCP has room for, and its peer sends, and closes with that unread: what it has sent is read, and then the reset",
-            |t| {
-                let listener = t.listener();
-                sys::setopt(listener, SOL_SOCKET, libc::SO_RCVBUF, 4096).expect("SO_RCVBUF");
-                t.publish(listener);
-                let fd = t.accept(listener);
-                t.wait("left");
-                t.pour(fd, 3, 3000);
-                t.log("close", sys::close(fd));
-                t.tell("closed");
-                let _ = sys::close(listener);
-                t.meet("over");
-            },
-            |t| {
-                let fd = t.connect(t.hear_addr());
-                sys::setopt(fd, SOL_SOCKET, libc::SO_SNDBUF, 4096).expect("SO_SNDBUF");
-                fill(fd);
-                leave(fd);
-                t.tell("left");
-                t.wait("closed");
-                t.drain(fd, 3, 3000);
-                heard(t, "end", fd);
                 t.meet("over");
             },
         )
