@@ -197,12 +197,12 @@ fn was_never_one(s: &'static Socket) -> bool {
 }
 
 pub(crate) unsafe fn on_connect(fd: c_int, addr: *const sockaddr, len: socklen_t, result: c_int) {
+    // SAFETY: the caller's promise.
+    unsafe { on_kernels_connect(fd, addr, len, result) };
+    // (Asked behind it: the first one has had the configuration read.)
     if fast::is_on() {
-        // SAFETY: the caller's promise.
-        return unsafe { lives::on_connect(fd, addr, len, result) };
+        lives::on_connect(fd, result);
     }
-    // SAFETY: as above.
-    unsafe { on_kernels_connect(fd, addr, len, result) }
 }
 
 /// # Safety

@@ -236,6 +236,13 @@ struct Queue {
     kernel: bool,
 }
 
+impl Queue {
+    /// Each stands there once.
+    fn has_room_for(&self, s: &Socket) -> bool {
+        self.taken.len() < self.taken.capacity() && !self.taken.iter().any(|t| core::ptr::eq(*t, s))
+    }
+}
+
 static TABLE: [Listener; LISTENERS] = [const {
     Listener {
         fd: AtomicI32::new(-1),
@@ -421,16 +428,13 @@ impl Listener {
     /// What connectors have announced since comes into the queue.
     fn fill(&self, queue: &mut Queue, is_taken: impl Fn(&Socket) -> bool) {
         let place = self.place();
-        let Queue { channels, taken, .. } = queue;
-        for channel in channels.iter() {
+        for i in 0..queue.channels.len() {
+            let Some(channel) = queue.channels.get(i).copied() else { return };
             channel.my_place(place).drain(|slot| {
                 let Some(s) = Socket::on(channel, slot as usize) else { return };
                 let its = s.listener.load(Relaxed) == self.name() && is_taken(s);
-                if its
-                    && taken.len() < taken.capacity()
-                    && !taken.iter().any(|t| core::ptr::eq(*t, s))
-                {
-                    taken.push_back(s);
+                if its && queue.has_room_for(s) {
+                    queue.taken.push_back(s);
                 }
             });
         }
@@ -492,8 +496,19 @@ impl Listener {
     /// It could not be given out: it is the next again.
     pub(crate) fn put_back(&self, s: &'static Socket) {
         let mut queue = self.queue.lock();
-        if queue.taken.len() < queue.taken.capacity() {
+        if queue.has_room_for(s) {
             queue.taken.push_front(s);
+        }
+        wait::wake_own(self.place());
+    }
+
+    /// A connector has taken that one, and may not have announced it: it is the last, unless it is
+    /// known.
+    pub(crate) fn hear(&self, s: &'static Socket, is_taken: impl Fn(&Socket) -> bool) {
+        let mut queue = self.queue.lock();
+        self.fill(&mut queue, is_taken);
+        if queue.has_room_for(s) {
+            queue.taken.push_back(s);
         }
         wait::wake_own(self.place());
     }
@@ -553,7 +568,7 @@ static FRESH: [AtomicU64; 4096] = [const { AtomicU64::new(0) }; 4096];
 #[inline(never)]
 pub(crate) fn on_socket(fd: c_int) {
     if let Some(word) = FRESH.get(fd as usize) {
-        word.store(u64::from(process::forks()) << 32, Relaxed);
+        word.store(u64::from(process::forks()) << 32 | u64::from(SEEN), Relaxed);
     }
 }
 
@@ -569,6 +584,13 @@ pub(crate) const WAITS_FOR: u32 = 1 << 30;
 /// The same, and it does not wait.
 pub(crate) const SEEKS: u32 = 1 << 28;
 
+/// Nor this: the socket was made when it was known that all this is on, and what was set since is
+/// marked. (Of one that is older nothing is known.)
+const SEEN: u32 = 1 << 27;
+
+/// What is no option.
+const OTHERS: u32 = WAITS_FOR | SEEKS | SEEN;
+
 /// Which of both is so of a socket that has been connected: once.
 pub(crate) fn take_seeks(fd: c_int) -> u32 {
     const BOTH: u32 = WAITS_FOR | SEEKS;
@@ -583,15 +605,19 @@ pub(crate) fn take_seeks(fd: c_int) -> u32 {
 /// known.
 pub(crate) fn marks_of_connecting(fd: c_int) -> u32 {
     let Some(word) = FRESH.get(fd as usize).map(|w| w.load(Relaxed)) else { return ODD };
-    let odd = if (word >> 32) as u32 == process::forks() { 0 } else { ODD };
-    word as u32 & !(WAITS_FOR | SEEKS) | odd
+    let odd = if is_own(word) { 0 } else { ODD };
+    word as u32 & !OTHERS | odd
+}
+
+/// All is known of it, and no other process has it.
+fn is_own(word: u64) -> bool {
+    word as u32 & SEEN != 0 && (word >> 32) as u32 == process::forks()
 }
 
 /// The marks of a fresh socket that this process has alone. `None`: of any other.
 pub(crate) fn fresh(fd: c_int) -> Option<u32> {
     let word = FRESH.get(fd as usize)?.load(Relaxed);
-    let marks = word as u32;
-    ((word >> 32) as u32 == process::forks() && marks & ODD == 0).then_some(marks)
+    (is_own(word) && word as u32 & ODD == 0).then_some(word as u32 & !OTHERS)
 }
 
 // ---- processes ----------------------------------------------------------------------------------

@@ -77,7 +77,7 @@ pub(crate) use off::{forget as forget_off, take_all_back};
 pub(crate) use outlive::begin_exit;
 pub(crate) use park::{
     Fresh, connect, end_listener, give_out, give_up_listener, is_taken, on_ring, retire_accepted,
-    serves, sweep_in_time,
+    serves, share_listener, sweep_in_time,
 };
 pub(crate) use promote::{may_send_on_carrier, on_more_room, on_nodelay};
 use receive::*;

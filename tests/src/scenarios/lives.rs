@@ -12,6 +12,8 @@ use libc::{
 
 /// Connections of the scenario about what they leave behind.
 const LEFT_BEHIND: usize = 60;
+/// Exchanges of one that comes onto its rings before it is over.
+const LONG_LIFE: usize = 2000;
 
 fn tcp() -> Fd {
     sys::socket(AF_INET, SOCK_STREAM, 0).expect("socket")
@@ -286,6 +288,73 @@ pub fn list() -> Vec<Scenario> {
                     t.log("end", sys::recv(fd, &mut [0; 8], 0));
                     t.log("close", sys::close(fd));
                 }
+            },
+        )
+        .any_path(),
+        pair(
+            "lives/first-one-bound",
+            "the first connection of a program is bound to an address of its own: the next are not",
+            |t| {
+                let listener = t.listener();
+                t.publish(listener);
+                let fd = sys::accept(listener).expect("accept");
+                for _ in 0..LONG_LIFE {
+                    send_all(fd, &recv_exact(fd, 5));
+                }
+                t.log("end", sys::recv(fd, &mut [0; 8], 0));
+                t.log("close", sys::close(fd));
+                t.meet("closed");
+                for _ in 0..LEFT_BEHIND {
+                    hears_hello(t, listener);
+                }
+            },
+            |t| {
+                let addr = t.hear_addr();
+                let fd = tcp();
+                t.log("bind", sys::bind(fd, sys::Addr::V4([127, 0, 0, 2], 0)));
+                t.log("connect", sys::connect(fd, addr));
+                t.log("from", sys::getsockname(fd).map(sys::Addr::host));
+                for _ in 0..LONG_LIFE {
+                    send_all(fd, b"hello");
+                    recv_exact(fd, 5);
+                }
+                t.log("close", sys::close(fd));
+                t.meet("closed");
+                for _ in 0..LEFT_BEHIND {
+                    let fd = tcp();
+                    t.log("connect", sys::connect(fd, addr));
+                    t.log("from", sys::getsockname(fd).map(sys::Addr::host));
+                    send_all(fd, b"hello");
+                    t.log("end", sys::recv(fd, &mut [0; 8], 0));
+                    t.log("close", sys::close(fd));
+                }
+            },
+        )
+        .any_path(),
+        pair(
+            "lives/client-gone",
+            "a client sends, closes and exits before its connections are accepted: they are, with \
+             their bytes",
+            |t| {
+                let listener = t.listener_behind_short_ones();
+                t.tell("go");
+                t.wait("sent");
+                // (So that its end is heard of. It makes no difference what is.)
+                std::thread::sleep(std::time::Duration::from_millis(300));
+                for _ in 0..3 {
+                    hears_hello(t, listener);
+                }
+            },
+            |t| {
+                let addr = t.hear_addr();
+                t.wait("go");
+                for _ in 0..3 {
+                    let fd = tcp();
+                    t.log("connect", sys::connect(fd, addr));
+                    send_all(fd, b"hello");
+                    t.log("close", sys::close(fd));
+                }
+                t.tell("sent");
             },
         )
         .any_path(),

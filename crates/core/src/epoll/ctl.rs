@@ -178,8 +178,13 @@ unsafe fn ctl_both(
     }
     // (A set in a set cannot be EXCLUSIVE: all who wait are called, as EPOLLEXCLUSIVE allows.)
     let mut ours = epoll_event { events: ev.events & (IN | ET | ONESHOT), u64: ev.u64 };
-    // SAFETY: as above.
-    let r = unsafe { sys::epoll_ctl(epfd, op, l.gather(), &mut ours) };
+    // (Another process that waits there would hear of what it cannot accept.)
+    let r = if alone || op != libc::EPOLL_CTL_ADD {
+        // SAFETY: as above.
+        unsafe { sys::epoll_ctl(epfd, op, l.gather(), &mut ours) }
+    } else {
+        0
+    };
     if !alone || r < 0 || ev.events & ONESHOT != 0 {
         io::give_up_listener(l);
     }

@@ -137,16 +137,19 @@ pub(crate) unsafe fn accept(fd: c_int, peer: Peer, flags: c_int, forget: fn(c_in
             alone = true;
             continue;
         }
-        if sys::fcntl(fd, libc::F_GETFL, 0) as c_int & libc::O_NONBLOCK != 0 {
+        let nonblock = sys::fcntl(fd, libc::F_GETFL, 0) as c_int & libc::O_NONBLOCK != 0;
+        if nonblock && !kernels_turn {
             l.on_nothing(io::is_taken);
             return PASS;
         }
         if kernels_turn || sys::poll_now(fd, libc::POLLIN) != 0 {
             // SAFETY: as above.
-            if let Some(r) = unsafe { accept_from_kernel(l, fd, peer, flags, forget) } {
-                return r;
+            let r = unsafe { accept_from_kernel(l, fd, peer, flags, forget) };
+            // (Another thread was faster, and there is one that is taken.)
+            match r.filter(|r| !kernels_turn || *r != -(libc::EAGAIN as Ret)) {
+                Some(r) => return r,
+                None => continue,
             }
-            continue;
         }
         l.on_nothing(io::is_taken);
         if let Some(r) = wait(l, fd) {
@@ -317,14 +320,9 @@ pub(super) fn accepted(listener: c_int, fd: c_int) {
 
 /// The kernel makes a connection, `fd`, or has made one: it has the options of its socket, which
 /// the next life of its carrier must not have by that.
-///
-/// # Safety
-/// As for connect(2).
 #[cold]
 #[inline(never)]
-pub(super) unsafe fn on_connect(fd: c_int, addr: *const sockaddr, len: socklen_t, result: c_int) {
-    // SAFETY: the caller's promise.
-    unsafe { super::on_kernels_connect(fd, addr, len, result) };
+pub(super) fn on_connect(fd: c_int, result: c_int) {
     let begun = [0, -libc::EISCONN, -libc::EINPROGRESS, -libc::EINTR].contains(&result);
     if !begun {
         return;

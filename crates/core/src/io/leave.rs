@@ -413,6 +413,10 @@ fn become_plain(s: &'static Socket, fd: c_int, why: Reason) -> bool {
         wait::prod(s);
         if !s.is_inherited() {
             sets().on_plain(s);
+            if s.life.load(Relaxed) != 0 {
+                // (Its peer's FIN is the application's to say from here on, by its own name.)
+                park::close_spare(s);
+            }
             detach(s);
         }
     }

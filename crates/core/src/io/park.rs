@@ -8,7 +8,7 @@ use super::ends::{
 };
 use super::held_back::publish_held;
 use super::leave::need_kernel;
-use super::leave::serve::serve_pull_back;
+use super::leave::serve::{leave_dead_channel, serve_pull_back};
 use super::promote::promote;
 use crate::channel::{Channel, lives, producer_quiet, quiet};
 use crate::fast::{self, Listener, Place};
@@ -139,6 +139,9 @@ fn may_park(s: &Socket) -> bool {
         && s.registrations.load(SeqCst) == 0
 }
 
+/// Most second names of carriers, of those that are kept and of those in use.
+const SPARES: u64 = 512;
+
 /// The library's own name of the carrier, above the application's numbers; where there are none
 /// above them, one of a few.
 fn own_name(s: &Socket, fd: c_int) -> c_int {
@@ -151,7 +154,8 @@ fn own_name(s: &Socket, fd: c_int) -> c_int {
     let own = numbers::copy(fd);
     let mut limit = libc::rlimit { rlim_cur: 1 << 20, rlim_max: 0 };
     let _ = sys::getrlimit_nofile(&mut limit);
-    if own < 0 || ((own as u64) < limit.rlim_cur && before >= limit.rlim_cur / 16) {
+    let crowded = (own as u64) < limit.rlim_cur && before >= limit.rlim_cur / 16;
+    if own < 0 || before >= SPARES || crowded {
         if own >= 0 {
             fd_table::close_internal(own);
         }
@@ -168,6 +172,10 @@ pub(super) fn close_spare(s: &Socket) {
     if let Some(c) = s.channel() {
         // (A hint to a peer that has closed: it looks at no carrier of those that it keeps.)
         let _ = step(s, c, Life::Open, Happens::End);
+    }
+    if s.is_inherited() {
+        // (A forked child has closed its copy at once: the number may be another file's there.)
+        return;
     }
     let own = s.spare.swap(0, Relaxed) - 1;
     if own >= 0 {
@@ -249,11 +257,15 @@ fn give_up(s: &'static Socket) {
     socket::forget_orphan();
 }
 
-/// The peer, or its process, has ended what is kept of this connection.
+/// The peer, or its process, has ended what is kept of this connection. (What it had begun before
+/// waits to be accepted, as in the kernel's queue.)
 fn is_gone(s: &Socket) -> bool {
     let Some(channel) = s.channel() else { return true };
-    channel.dead.load(SeqCst) != 0
-        || matches!(look(s, channel, Life::Closed), None | Some(Seen::Retired))
+    match look(s, channel, Life::Closed) {
+        None | Some(Seen::Retired) => true,
+        Some(Seen::Taken) => false,
+        _ => channel.dead.load(SeqCst) != 0,
+    }
 }
 
 fn expires_ns() -> u64 {
@@ -308,6 +320,9 @@ fn retire(kept: fast::Kept) {
     let not_now = matches!(step(s, channel, Life::Closed, Happens::Retire), Err(Refused::NotNow));
     if !not_now || !fast::keep(s, kept.to) {
         give_up(s);
+    } else if is_taken(s) {
+        // (Who accepts may have heard of it, and found it in nobody's list.)
+        fast::listener_of(s).into_iter().for_each(|l| l.hear(s, is_taken));
     }
 }
 
@@ -316,7 +331,10 @@ pub(super) fn end_kept(s: &'static Socket) -> bool {
     if !s.is(State::Parked) {
         return false;
     }
-    if !is_taken(s) && fast::take(s) {
+    if is_taken(s) {
+        // (Its connector may have ended before it could announce that.)
+        fast::listener_of(s).into_iter().for_each(|l| l.hear(s, is_taken));
+    } else if fast::take(s) {
         give_up(s);
     }
     true
@@ -350,6 +368,16 @@ pub(crate) fn serves(l: &'static Listener) -> bool {
 pub(crate) fn give_up_listener(l: &'static Listener) {
     l.give_up();
     let _ = serves(l);
+}
+
+/// Another program gets the listener `fd`, and may accept as well.
+pub(crate) fn share_listener(fd: c_int) {
+    let Some(l) = fast::listener(fd) else { return };
+    l.give_up();
+    // (A child that shares this memory has descriptors of its own: the next `accept` retires.)
+    if !process::in_vfork_child() {
+        let _ = serves(l);
+    }
 }
 
 /// The process has made an io_uring, by which it may accept: what is taken would not be seen there.
@@ -458,6 +486,7 @@ fn take(s: &'static Socket, fresh: &Fresh) -> bool {
     let _ = sys::dup3(own, fresh.fd, cloexec);
     reopen(s, fresh.fd);
     channel.announce_taken(before.place as usize, slot);
+    leave_if_dead(channel, slot);
     true
 }
 
@@ -484,7 +513,9 @@ pub(crate) fn give_out(
     flags: c_int,
     forget: fn(c_int),
 ) -> Result<c_int, Ret> {
-    if !fast::take(s) {
+    // (It may have been given out since, and be another listener's.)
+    let its = fast::listener_of(s).is_some_and(|of| core::ptr::eq(of, l));
+    if !its || !fast::take(s) {
         return Err(0);
     }
     let own = s.fd.load(Acquire);
@@ -517,7 +548,15 @@ pub(crate) fn give_out(
     if load_ack(channel.words(slot, channel.side)).frozen {
         drop(serve_pull_back(channel, slot));
     }
+    leave_if_dead(channel, slot);
     Ok(fd)
+}
+
+/// Whoever saw the channel die may have passed by a connection that was not open again yet.
+fn leave_if_dead(channel: &Channel, slot: usize) {
+    if channel.dead.load(SeqCst) != 0 {
+        drop(leave_dead_channel(channel, slot));
+    }
 }
 
 /// The application has it again, under that number.

@@ -5,7 +5,7 @@ use super::exit::{begin_to_leave_hosts, finish};
 use crate::adoption::exec::{Heir, hand_over};
 use crate::fd_table::{self, Entry};
 use crate::socket::harmless;
-use crate::{adoption, io, keeper, process, socket, sys, trace};
+use crate::{adoption, fast, io, keeper, process, socket, sys, trace};
 use netacc_control::stats::Reason;
 
 /// This very process becomes the new program, which `heir` says, if it is known.
@@ -55,6 +55,11 @@ fn prepare(heir: impl FnOnce() -> Option<Heir>) {
             if !known.is_some_and(|heir| hand_over(fd, heir)) {
                 io::need_kernel(fd, Reason::InheritedByExec);
             }
+        } else if let Entry::Listener(_) = entry
+            && fast::has_listeners()
+            && sys::fcntl(fd, libc::F_GETFD, 0) & libc::FD_CLOEXEC as isize == 0
+        {
+            io::share_listener(fd);
         }
     });
 }

@@ -2,6 +2,7 @@
 
 extern crate std;
 use super::*;
+use crate::api;
 use crate::path::tests::{A, C, End, promoted_within_the_host, talk};
 use crate::socket::NONE;
 use netacc_proto::lives::Word;
@@ -273,4 +274,159 @@ fn a_listener_that_listens_again_has_its_new_backlog() {
     assert_eq!(fast::count(|k| k.to.is_none()), 1);
     drop(l);
     until_none_is_kept();
+}
+
+/// The link of a channel is down as long as this lives.
+struct Down(&'static Channel);
+
+impl Down {
+    fn of(s: &Socket) -> Down {
+        let channel = s.channel().unwrap();
+        channel.dead.store(1, SeqCst);
+        Down(channel)
+    }
+}
+
+impl Drop for Down {
+    fn drop(&mut self) {
+        self.0.dead.store(0, SeqCst);
+    }
+}
+
+#[test]
+fn what_a_connector_has_begun_before_its_end_is_given_out_with_its_bytes() {
+    let _one = one_at_a_time();
+    let l = Listening::new(8);
+    let ends = first_life(&l);
+    let to = place_of(ends[C].socket);
+    close_in_good_order(ends);
+    let mut c = end_of(connects(to).unwrap());
+    c.send(C, 1000);
+    c.close();
+    // As if it had ended before it could announce that.
+    let s = l.known.next(true, is_taken).unwrap();
+    let mut a = {
+        let _down = Down::of(s);
+        sweep();
+        assert!(end_kept(s) && end_kept(s));
+        end_of(l.give_out().unwrap())
+    };
+    assert!(l.give_out().is_none(), "given out twice");
+    a.receive_all(A, 1000);
+    assert_eq!(a.receive_now(A, 1), 0);
+    a.close();
+    drop(l);
+    until_none_is_kept();
+}
+
+#[test]
+fn what_is_taken_while_it_is_looked_at_is_given_out() {
+    let _one = one_at_a_time();
+    let l = Listening::new(8);
+    let ends = first_life(&l);
+    let to = place_of(ends[C].socket);
+    close_in_good_order(ends);
+    let mut c = end_of(connects(to).unwrap());
+    let s = l.known.next(true, is_taken).unwrap();
+    let looked_at = fast::pick(|k| core::ptr::eq(k.socket, s)).unwrap();
+    assert!(give_out(l.known, s, 0, |_| ()).is_err());
+    retire(looked_at);
+    let mut a = end_of(l.give_out().unwrap());
+    c.close();
+    assert_eq!(a.receive_now(A, 1), 0);
+    a.close();
+    drop(l);
+    until_none_is_kept();
+}
+
+#[test]
+fn what_a_parent_has_beside_is_no_number_of_its_childs() {
+    let _one = one_at_a_time();
+    let l = Listening::new(8);
+    let mut ends = first_life(&l);
+    let s = ends[C].socket;
+    let own = own_name(s, ends[C].fd);
+    let maker = s.owner.load(Relaxed);
+    s.owner.store(1, Relaxed);
+    close_spare(s);
+    s.owner.store(maker, Relaxed);
+    assert_eq!(s.spare.load(Relaxed), own + 1);
+    ends.iter_mut().for_each(End::close);
+    drop(l);
+    until_none_is_kept();
+}
+
+#[test]
+fn a_carrier_that_goes_on_alone_has_one_name() {
+    let _one = one_at_a_time();
+    let l = Listening::new(8);
+    let mut ends = first_life(&l);
+    for at in [A, C] {
+        assert!(own_name(ends[at].socket, ends[at].fd) >= 0);
+        need_kernel(ends[at].fd, Reason::SocketOption);
+    }
+    talk(&mut ends, 1000);
+    for e in &ends {
+        assert!(e.socket.is(State::Plain));
+        assert_eq!(e.socket.spare.load(Relaxed), 0);
+    }
+    ends[C].close();
+    assert_eq!(ends[A].receive_now(A, 1), 0, "no FIN");
+    ends[A].close();
+    drop(l);
+    until_none_is_kept();
+}
+
+#[test]
+fn of_a_socket_from_before_the_configuration_nothing_is_known() {
+    let _one = one_at_a_time();
+    const UNUSED: c_int = 4001;
+    assert!(fast::fresh(UNUSED).is_none());
+    assert_ne!(fast::marks_of_connecting(UNUSED) & fast::ODD, 0);
+    fast::on_socket(UNUSED);
+    assert_eq!(fast::fresh(UNUSED), Some(0));
+    assert_eq!(fast::marks_of_connecting(UNUSED), 0);
+}
+
+#[test]
+fn no_more_second_names_are_made_than_there_may_be() {
+    let _one = one_at_a_time();
+    let l = Listening::new(8);
+    let ends = first_life(&l);
+    for _ in 0..SPARES {
+        let _ = socket::note_spare();
+    }
+    close_in_good_order(ends);
+    (0..SPARES).for_each(|_| socket::forget_orphan());
+    assert_eq!(kept(), 0);
+}
+
+#[test]
+fn a_listener_that_another_program_gets_too_is_given_up() {
+    let _one = one_at_a_time();
+    let l = Listening::new(8);
+    close_in_good_order(first_life(&l));
+    share_listener(l.socket.as_raw_fd());
+    assert!(!l.known.may_park());
+    assert_eq!(fast::count(|k| k.to.is_none()), 0);
+    drop(l);
+    until_none_is_kept();
+}
+
+#[test]
+fn a_set_of_others_hears_of_no_parked_connection() {
+    let _one = one_at_a_time();
+    let l = Listening::new(8);
+    // (The library has not seen it made: as one that was inherited.)
+    // SAFETY: no pointers.
+    let set = unsafe { libc::epoll_create1(libc::EPOLL_CLOEXEC) };
+    let mut ev = libc::epoll_event { events: libc::EPOLLIN as u32, u64: 1 };
+    // SAFETY: one valid event.
+    let r = unsafe { api::epoll_ctl(set, libc::EPOLL_CTL_ADD, l.socket.as_raw_fd(), &mut ev) };
+    assert_eq!(r, 0);
+    // SAFETY: as above.
+    let r = unsafe { sys::epoll_ctl(set, libc::EPOLL_CTL_MOD, l.known.gather(), &mut ev) };
+    assert_eq!(r, -(libc::ENOENT as isize));
+    assert!(!l.known.may_park());
+    let _ = sys::close(set);
 }
