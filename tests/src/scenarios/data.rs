@@ -940,7 +940,8 @@ pub fn list() -> Vec<Scenario> {
                 t.wait("read");
                 send_all(fd, b"after");
             },
-        ),
+        )
+        .skip(&[("rdma", "a splice takes it to TCP, which has room")]),
         pair(
             "data/splice-in",
             "splice from the socket to a pipe, between ordinary reads, also when bytes were waiting",

@@ -213,8 +213,6 @@ pub fn list() -> Vec<Scenario> {
                     sys::epoll_ctl(set, libc::EPOLL_CTL_ADD, *fd, EPOLLIN as u32, 1).expect("ADD");
                     set
                 }).collect();
-                t.expect_reason(fds[SETS], &[("shm", "several-epoll-sets")]);
-                t.still_fast(fds[0]);
                 t.tell("send");
                 let told = |set: &&Fd| sys::epoll_wait(**set, 1, 10_000) == Ok(vec![(EPOLLIN as u32, 1)]);
                 t.log("told", sets.iter().filter(told).count());
@@ -290,6 +288,7 @@ pub fn list() -> Vec<Scenario> {
                 t.meet("end");
             },
         )
+        .skip(&[("rdma", "within a host: between hosts the limit is of links")])
         .any_path()
         .long(),
     ]
