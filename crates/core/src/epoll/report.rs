@@ -120,8 +120,8 @@ pub(super) fn collect_here(
                     left = inner.ready.len();
                 }
                 Kernel::Looked => inner.kernel_queued = false,
-                Kernel::Look(_) if inner.backlog => return go_behind_mark(inner, e, out),
-                Kernel::Look(_) | Kernel::Wait => {
+                Kernel::Look(_) => return go_behind_mark(inner, e, out),
+                Kernel::Wait => {
                     inner.ready.push_front(KERNEL);
                     return;
                 }
@@ -132,12 +132,15 @@ pub(super) fn collect_here(
     }
 }
 
-/// The kernel has more than this wait had room for when it looked there. What it still has comes
-/// with the next look, and does not keep the rest of the buffer empty. (Its mark is taken out.)
+/// Where the kernel has more than this wait had room for when it looked there: that comes with the
+/// next look, and does not keep the rest of the buffer empty. What it has got since then is older
+/// than what is behind its mark, and goes first. (The mark is taken out.)
 #[cold]
 #[inline(never)]
 fn go_behind_mark(inner: &mut Inner, e: &'static Epoll, out: &mut Out) {
-    collect(inner, e, Kernel::Wait, out);
+    if inner.backlog {
+        collect(inner, e, Kernel::Wait, out);
+    }
     inner.ready.push_front(KERNEL);
 }
 
