@@ -68,64 +68,54 @@ fn a_pair_is_lost_at_any_moment_and_the_connections_come_back() {
     }
 }
 
-/// Bytes that go again over the carrier find no room there. They wait for it, and nobody tells the
-/// sender's host that there is some.
+/// A connection whose connector has bytes that are to go again over the carrier, and find no room
+/// there: nobody reads them.
+fn with_bytes_that_wait(model: Model) -> (Rig, usize) {
+    let mut rig = Rig::new(Order::Shuffled(3), model, 2);
+    rig.listen(1);
+    let few: c_int = 4096;
+    let listener = rig.hosts[1].listener;
+    assert!(sys::setsockopt(listener, libc::SOL_SOCKET, libc::SO_RCVBUF, &few) >= 0);
+    let i = rig.connect(0, 1);
+    let fd = rig.conns[i][C].fd;
+    assert!(sys::setsockopt(fd, libc::SOL_SOCKET, libc::SO_SNDBUF, &few) >= 0);
+    rig.promoted(i);
+    while rig.send(i, C, 20_000) > 0 {
+        rig.settle();
+    }
+    rig.wires.break_pairs(&rig.hosts[0].fabric);
+    some_turns(&mut rig);
+    assert!(!rig.is_fast(i), "{}", rig.describe());
+    (rig, i)
+}
+
+fn some_turns(rig: &mut Rig) {
+    for _ in 0..10 {
+        rig.settle();
+        rig.pass();
+    }
+}
+
+/// Nobody tells the sender's host that there is room.
 #[test]
 fn what_finds_no_room_on_the_carrier_goes_on_by_itself() {
     for model in MODELS {
-        let mut rig = Rig::new(Order::Shuffled(3), model, 2);
-        rig.listen(1);
-        let few: c_int = 4096;
-        let listener = rig.hosts[1].listener;
-        assert!(sys::setsockopt(listener, libc::SOL_SOCKET, libc::SO_RCVBUF, &few) >= 0);
-        let i = rig.connect(0, 1);
-        let fd = rig.conns[i][C].fd;
-        assert!(sys::setsockopt(fd, libc::SOL_SOCKET, libc::SO_SNDBUF, &few) >= 0);
-        rig.promoted(i);
-        while rig.send(i, C, 20_000) > 0 {
-            rig.settle();
-        }
-        rig.wires.break_pairs(&rig.hosts[0].fabric);
-        for _ in 0..10 {
-            rig.settle();
-            rig.pass();
-        }
-        assert!(!rig.is_fast(i), "{}", rig.describe());
+        let (mut rig, i) = with_bytes_that_wait(model);
         rig.drain(i);
         rig.finish();
     }
 }
 
-/// Bytes wait for room on the carrier to go again, and the peer closes with some of them unread.
-/// What it had sent is read, as with TCP, and behind it the reset, which is told once.
+/// The peer closes with some of them unread. What it had sent is read, as with TCP, and behind it
+/// the reset, which is told once.
 #[test]
 fn what_came_before_a_reset_is_read_where_bytes_go_again() {
     for model in MODELS {
-        let mut rig = Rig::new(Order::Shuffled(3), model, 2);
-        rig.listen(1);
-        let few: c_int = 4096;
-        let listener = rig.hosts[1].listener;
-        assert!(sys::setsockopt(listener, libc::SOL_SOCKET, libc::SO_RCVBUF, &few) >= 0);
-        let i = rig.connect(0, 1);
-        let fd = rig.conns[i][C].fd;
-        assert!(sys::setsockopt(fd, libc::SOL_SOCKET, libc::SO_SNDBUF, &few) >= 0);
-        rig.promoted(i);
-        while rig.send(i, C, 20_000) > 0 {
-            rig.settle();
-        }
-        rig.wires.break_pairs(&rig.hosts[0].fabric);
-        for _ in 0..10 {
-            rig.settle();
-            rig.pass();
-        }
-        assert!(!rig.is_fast(i), "{}", rig.describe());
+        let (mut rig, i) = with_bytes_that_wait(model);
         let before = rig.conns[i][C].received;
         assert_eq!(rig.send(i, A, 3000), 3000);
         rig.close(i, A);
-        for _ in 0..10 {
-            rig.settle();
-            rig.pass();
-        }
+        some_turns(&mut rig);
         while rig.receive(i, C, 1000) > 0 {}
         let end = &rig.conns[i][C];
         let came = (end.received - before, end.over);
