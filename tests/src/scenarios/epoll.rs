@@ -547,7 +547,7 @@ pub fn list() -> Vec<Scenario> {
                 await_room(fd);
                 show(t, "both closed", sys::epoll_wait(e, 8, 5000));
                 t.log("mod", sys::epoll_ctl(e, MOD, fd, 0, 3));
-                show(t, "nothing asked", sys::epoll_wait(e, 8, 0));
+                show(t, "nothing asked", sys::epoll_wait(e, 8, 5000));
                 t.tell("x");
             },
             |t| obedient(t, 1),
@@ -565,7 +565,7 @@ pub fn list() -> Vec<Scenario> {
                 t.log("mod", sys::epoll_ctl(e, MOD, fd, IN | OUT | RDHUP, 1));
                 show(t, "all", sys::epoll_wait(e, 8, 0));
                 t.log("recv", sys::recv(fd, &mut [0; 8], 0));
-                show(t, "after the error was taken", sys::epoll_wait(e, 8, 0));
+                show(t, "after the error was taken", sys::epoll_wait(e, 8, 5000));
             },
             |t| {
                 let fd = t.client();
