@@ -222,12 +222,7 @@ pub fn list() -> Vec<Scenario> {
                 t.log("told", sets.iter().filter(told).count());
                 t.meet("end");
             },
-            |t| {
-                let fds = t.clients(SETS + 2);
-                t.wait("send");
-                fds.iter().for_each(|fd| send_all(*fd, b"!"));
-                t.meet("end");
-            },
+            |t| say_when_told(t, SETS + 2),
         )
         .any_path()
         .long(),
@@ -243,12 +238,7 @@ pub fn list() -> Vec<Scenario> {
                 t.log("got", got.filter(|byte| byte == b"!").count());
                 t.meet("end");
             },
-            |t| {
-                let fds = t.clients(THREADS + 2);
-                t.wait("send");
-                fds.iter().for_each(|fd| send_all(*fd, b"!"));
-                t.meet("end");
-            },
+            |t| say_when_told(t, THREADS + 2),
         )
         .any_path()
         .long(),
@@ -296,6 +286,14 @@ pub fn list() -> Vec<Scenario> {
         .any_path()
         .long(),
     ]
+}
+
+/// So many clients, each of which sends a byte when the server is ready.
+fn say_when_told(t: &Ctx, count: usize) {
+    let fds = t.clients(count);
+    t.wait("send");
+    fds.iter().for_each(|fd| send_all(*fd, b"!"));
+    t.meet("end");
 }
 
 /// Of one process (docs/manual/limits.md): epoll sets with accelerated connections, threads that
