@@ -33,36 +33,44 @@ const EFAULT: Ret = -(libc::EFAULT as Ret);
 const EINVAL: Ret = -(libc::EINVAL as Ret);
 
 mod attach;
+mod blocking;
 mod buffers;
 mod candidate;
 mod close;
+mod end_in_reset;
 mod ends;
 mod file;
 mod held_back;
+mod last_close;
 mod leave;
 mod linger;
 mod message;
+mod need_kernel;
 mod off;
 mod outlive;
 mod park;
 mod promote;
+mod put;
 mod receive;
 mod receive_once;
 mod receiving;
 mod reset;
+mod say_end;
 mod send;
 mod send_again;
 mod sending;
 mod shutdown;
+mod take;
 mod waits;
 mod waits_seen;
 mod watch;
 
 pub(crate) use attach::attach;
-use buffers::{AnyBuffers, Buffers, Few, without_memory};
+use buffers::{AnyBuffers, Buffers, Few};
 pub(crate) use candidate::{candidate, on_poller_gone, shutdown_candidate};
 pub(crate) use close::{at_exit, close, close_of, shutdown_of};
-pub(crate) use ends::{carrier_is_drained, unread};
+pub(crate) use end_in_reset::{hear_left, never_linger};
+pub(crate) use ends::carrier_is_drained;
 pub(crate) use file::{sendfile, splice};
 pub(crate) use held_back::{send_held, send_held_in_time};
 pub(crate) use leave::between_hosts::wake_leavers;
@@ -70,9 +78,11 @@ pub(crate) use leave::serve::{
     PullBack, hear_carrier, leave_dead_channel, may_end, serve_pull_back, watch_carrier,
 };
 pub(crate) use leave::step::{Departure, Moved};
-pub(crate) use leave::{lose_sight, need_kernel, to_kernel};
-pub(crate) use linger::{application_linger, hear_left, never_linger, on_linger, set_linger};
+pub(crate) use leave::to_kernel;
+use leave::without_memory;
+pub(crate) use linger::{application_linger, on_linger, set_linger};
 pub(crate) use message::{before_passing, for_each_passed, recvmmsg, recvmsg, sendmmsg, sendmsg};
+pub(crate) use need_kernel::{lose_sight, need_kernel};
 pub(crate) use off::{forget as forget_off, take_all_back};
 pub(crate) use outlive::begin_exit;
 pub(crate) use park::{
@@ -80,11 +90,12 @@ pub(crate) use park::{
     serves, share_listener, sweep_in_time,
 };
 pub(crate) use promote::{may_send_on_carrier, on_more_room, on_nodelay};
-use receive::*;
+pub(crate) use receive::unread;
+use receive::{recv_attached, recv_one};
 pub(crate) use reset::{
     carrier_is_over, carrier_is_reset, is_reset_now, on_error_taken, owes_reset, settled,
 };
-use send::*;
+use send::{send_attached, send_one};
 pub(crate) use shutdown::shutdown;
 pub(crate) use waits::{carrier_is_due, carrier_was_asked, interrupted};
 pub(crate) use waits_seen::{CLOCK_CALLS, on_polled};

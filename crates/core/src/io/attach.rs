@@ -1,9 +1,8 @@
 //! A candidate is attached: both ends have agreed, and it gets its place on the ring.
 
-use super::candidate::settle_rx;
-use super::ends::{hold_rx, store_ack};
+use super::ends::{RxHeld, hold_rx, store_ack};
 use super::park;
-use super::shutdown::say_shut;
+use super::say_end::say_shut;
 use crate::channel::{Channel, quiet};
 use crate::inject::Switches;
 use crate::lock::lock_end;
@@ -99,6 +98,21 @@ pub(crate) fn attach(s: &'static Socket, g: u16, fd: c_int) {
         moved.received,
         open(moved.rx_idle)
     );
+}
+
+/// As [`settle_tx`]: from here on the peer may send into the ring. Not while a thread waits for the
+/// carrier's bytes alone, either, in poll or select.
+pub(super) fn settle_rx(s: &Socket, h: &mut RxHeld<'_>) {
+    if !h.end.unsettled || s.rx_inflight.load(SeqCst) != 0 || s.pollers.load(SeqCst) as u32 != 0 {
+        return;
+    }
+    h.end.unsettled = false;
+    if !socket::counts_agree(s, s.fd.load(Acquire), None, Some(h.end.switch.offset())) {
+        s.set_reason(Reason::UncountedBytes);
+        return;
+    }
+    h.end.switch.arm();
+    store_ack(h);
 }
 
 #[cold]

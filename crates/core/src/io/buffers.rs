@@ -1,15 +1,13 @@
 //! The buffers of a call: the caller's array of them, copied once and checked as the kernel does it
 //! (import_iovec).
 
-use super::leave::to_kernel;
 use super::{EFAULT, EINVAL};
 use crate::heap::Scratch;
-use crate::outcome::{PASS, Ret};
-use crate::{fd_table, sys, user};
+use crate::outcome::Ret;
+use crate::{sys, user};
 use core::ffi::c_int;
 use core::mem::MaybeUninit;
 use libc::iovec;
-use netacc_control::stats::Reason;
 
 /// The kernel moves at most so much in one call (MAX_RW_COUNT).
 pub(super) const MAX_RW_COUNT: usize = 0x7fff_f000;
@@ -144,19 +142,6 @@ fn long_list<'a>(
 
 /// There is no memory for the list.
 pub(super) const NO_MEMORY: Ret = -(libc::ENOMEM as Ret);
-
-/// What the caller's call answers, in place of [`NO_MEMORY`]: the connection goes back to the
-/// kernel, which has memory of its own, and the call with it. If it cannot go at once (its peer
-/// does not answer), that is the error which the kernel knows of this call, too.
-#[cold]
-#[inline(never)]
-pub(super) fn without_memory(fd: c_int, error: Ret) -> Ret {
-    match fd_table::socket(fd) {
-        _ if error != NO_MEMORY => error,
-        Some((s, g)) if !to_kernel(s, g, fd, Reason::NoMemory, false) => error,
-        _ => PASS,
-    }
-}
 
 /// Whether a range can be the application's at all (access_ok): the kernel looks before it does
 /// anything else.

@@ -1,11 +1,10 @@
 //! Before the agreement: calls go through the kernel and are counted; then the connection is
 //! attached.
 
-use super::attach::attach;
-use super::ends::{RxHeld, TxHeld, held, hold_rx, store_ack};
-use super::message::kept_error;
-use super::shutdown::announce_end;
-use super::shutdown::say_fin;
+use super::attach::{attach, settle_rx};
+use super::ends::{TxHeld, held, hold_rx};
+use super::reset::kept_error;
+use super::say_end::{announce_end, say_fin};
 use super::waits::interrupted;
 use super::{EAGAIN, waits_seen};
 use crate::adoption::share::{Shared, regain};
@@ -300,21 +299,6 @@ fn settle_tx(s: &Socket, h: &mut TxHeld<'_>) {
     if s.has(flag::SHUT_WR) {
         announce_end(s, h);
     }
-}
-
-/// As [`settle_tx`]: from here on the peer may send into the ring. Not while a thread waits for the
-/// carrier's bytes alone, either, in poll or select.
-pub(super) fn settle_rx(s: &Socket, h: &mut RxHeld<'_>) {
-    if !h.end.unsettled || s.rx_inflight.load(SeqCst) != 0 || s.pollers.load(SeqCst) as u32 != 0 {
-        return;
-    }
-    h.end.unsettled = false;
-    if !socket::counts_agree(s, s.fd.load(Acquire), None, Some(h.end.switch.offset())) {
-        s.set_reason(Reason::UncountedBytes);
-        return;
-    }
-    h.end.switch.arm();
-    store_ack(h);
 }
 
 /// A thread has ceased to wait, in poll or select, for a connection that was attached meanwhile.

@@ -1,8 +1,6 @@
 //! A connection's two ends: the words that both processes see, and who holds which end.
 
-use super::ECONNRESET;
-use super::leave::to_kernel;
-use super::receive_once::Look;
+use super::{ECONNRESET, EFAULT};
 use crate::channel::{Channel, announce, producer_quiet, quiet};
 use crate::lock::{EndGuard, lock_end, try_lock_end};
 use crate::outcome::Ret;
@@ -14,8 +12,8 @@ use core::cell::UnsafeCell;
 use core::ffi::c_int;
 use core::sync::atomic::{AtomicPtr, Ordering::*, fence};
 use netacc_control::stats::{Counter, Path, Reason};
-use netacc_proto::switchover::{Ack, Announce, Corrupt, Path as Way, Plan, RxState, TxState};
-use netacc_ring::{EndLock, PeerCorrupt, RingWords};
+use netacc_proto::switchover::{Ack, Announce, Corrupt, Path as Way, RxState, TxState};
+use netacc_ring::{CopyError, EndLock, PeerCorrupt, RingWords};
 
 pub(super) fn load_announce(w: &RingWords) -> Announce {
     let epoch = w.producer_user[announce::EPOCH].load(Acquire) as u32;
@@ -238,14 +236,6 @@ impl RxHeld<'_> {
         self.words.producer_user[announce::EPOCH].load(Acquire) as u32 != self.end.switch.epoch()
     }
 
-    /// The plan may have changed.
-    pub(super) fn follow(&mut self, s: &Socket, changed: bool) -> Look {
-        if changed {
-            self.settled(s);
-        }
-        Look::Again
-    }
-
     /// The receiver has taken bytes from the carrier. Where these were the last ones before a
     /// promotion that it has not heard of, the ring's are next, and who has looked before could not
     /// see that.
@@ -282,6 +272,26 @@ impl RxHeld<'_> {
         if thread != 0 {
             crate::wait::wake_own(thread - 1);
         }
+    }
+}
+
+/// Shows the peer what the ring holds back.
+pub(super) fn publish_held(h: &mut TxHeld<'_>) {
+    if h.end.switch.state() == TxState::Fast && h.end.ring.unpublished() != 0 {
+        h.published.tail.store(h.end.ring.publish(), Relaxed);
+        h.notify();
+    }
+}
+
+pub(super) fn demote_tx(s: &Socket, h: &mut TxHeld<'_>, for_good: bool) {
+    if for_good {
+        h.end.never = true;
+    }
+    publish_held(h);
+    if let Ok(a) = h.end.switch.demote() {
+        publish_announce(h, a);
+        show_path(s, true, Way::Carrier, h.end.switch.offset());
+        h.notify();
     }
 }
 
@@ -330,21 +340,13 @@ pub(super) fn corrupt(s: &Socket, fd: c_int) -> Ret {
     ECONNRESET
 }
 
-/// What FIONREAD says: how much can be read at once, on both paths. `None`: ask the kernel.
-pub(crate) fn unread(s: &'static Socket, g: u16, fd: c_int) -> Option<usize> {
-    if s.needs_maker() {
-        let _ = to_kernel(s, g, fd, Reason::InheritedByFork, false);
-    }
-    // Under the lock: bytes that change paths meanwhile would be counted twice or not at all.
-    let mut h = hold_rx(s, g).ok()?;
-    let on_carrier = carrier_unread(fd)?;
-    if h.end.switch.on_announce(load_announce(h.words)).ok()? {
-        h.settled(s);
-    }
-    match h.end.switch.plan() {
-        // What comes before the ring's bytes has not all come.
-        Plan::Carrier { limit, .. } if limit > on_carrier as u64 => Some(on_carrier),
-        _ => Some(on_carrier.saturating_add(h.unread().ok()?)),
+/// What a call says of bytes that could not be copied out of or into the ring.
+#[cold]
+#[inline(never)]
+pub(super) fn copy_failed(s: &Socket, fd: c_int, e: CopyError) -> Ret {
+    match e {
+        CopyError::BadAddress => EFAULT,
+        CopyError::PeerCorrupt => corrupt(s, fd),
     }
 }
 

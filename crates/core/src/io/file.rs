@@ -1,13 +1,14 @@
 //! `sendfile` and `splice`: bytes of a file, or of a pipe.
 
+use super::blocking::Blocking;
 use super::buffers::MAX_RW_COUNT;
-use super::ends::{NotHeld, hold_tx};
-use super::promote::{demote_tx, peer_is_going};
+use super::ends::{NotHeld, demote_tx, hold_tx};
+use super::promote::peer_is_going;
 use super::receive::recv_one;
-use super::reset::is_reset;
-use super::send::{leave_to_send, send_broken, send_one};
+use super::reset::{is_reset, send_broken};
+use super::send::{leave_to_send, send_one};
 use super::send_again::send_again;
-use super::waits::{Blocking, Patience, block, interrupted, never_waits, renew};
+use super::waits::{Patience, block, interrupted, never_waits, renew};
 use super::{EAGAIN, EFAULT, dispatch, send};
 use crate::channel::Side;
 use crate::heap::{PART_FEW, Part};

@@ -1,13 +1,10 @@
 //! Bytes that wait for more (MSG_MORE, TCP_CORK): written to the ring, and published later.
 
-use super::ends::{TxHeld, hold_tx};
-use super::promote::demote_tx;
+use super::ends::{TxHeld, demote_tx, hold_tx, publish_held};
 use crate::fd_table::{self, Entry};
 use crate::socket::{Socket, flag};
 use crate::{agent, sys};
 use core::ffi::c_int;
-use core::sync::atomic::Ordering::*;
-use netacc_proto::switchover::TxState;
 
 /// Bytes are held back for at most so long (tcp(7): TCP_CORK).
 const HOLD_NS: u64 = 200_000_000;
@@ -45,14 +42,6 @@ pub(super) fn hold_back(s: &Socket, h: &mut TxHeld<'_>, n: usize, flags: c_int) 
         agent::of(s.path()).hold_until(h.end.held_since.saturating_add(HOLD_NS));
     }
     true
-}
-
-/// Shows the peer what the ring holds back.
-pub(super) fn publish_held(h: &mut TxHeld<'_>) {
-    if h.end.switch.state() == TxState::Fast && h.end.ring.unpublished() != 0 {
-        h.published.tail.store(h.end.ring.publish(), Relaxed);
-        h.notify();
-    }
 }
 
 /// The connection is not corked any more, or what waits is to be pushed.

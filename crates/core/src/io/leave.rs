@@ -1,24 +1,24 @@
 //! The way back to the carrier (`docs/design/leave.md`), and who wants it.
 
+use super::buffers::NO_MEMORY;
+use super::end_in_reset::{all_is_read, reset_while_unread};
 use super::ends::{NotHeld, RxHeld, TxHeld, corrupt, hold_rx, hold_tx};
-use super::linger::{all_is_read, reset_while_unread};
-use super::park;
 use super::reset::{is_reset_now, owes_reset, would_end_in_order};
 use super::waits::renew;
 use crate::channel::{announce, quiet};
-use crate::fd_table::Entry;
+use crate::lives::step;
 use crate::log::debug_log;
+use crate::outcome::{PASS, Ret};
 use crate::sets::sets;
 use crate::socket::{Event, Socket, State, flag, harmless};
 use crate::trace::Event as Trace;
-use crate::{
-    adoption, agent, candidates, carrier, control, fast, fd_table, sleep, socket, stats, sys, wait,
-};
+use crate::{agent, candidates, carrier, control, fd_table, sleep, socket, stats, sys, wait};
 use between_hosts::to_kernel_between_hosts;
 use core::ffi::c_int;
 use core::sync::atomic::Ordering::*;
 use halves::{Limits, carry_out, freeze, has_hung_up, look_at_rx, look_at_tx, low_epoch};
 use netacc_control::stats::{Counter, Reason};
+use netacc_proto::lives::{Event as Happens, State as Life};
 use netacc_proto::switchover::{
     Ack, Action, Arrival, Await, Leave, Receiving, Sending, TxState, TxView,
 };
@@ -68,56 +68,6 @@ impl Patience {
             _ => pull_back_patience_ns(s, g, why, self.is_strict()),
         }
     }
-}
-
-/// A ring of the program's may do anything with any socket from now on: all are the kernel's.
-#[cold]
-pub(crate) fn lose_sight() {
-    if crate::unconnected::refuse_all() {
-        return;
-    }
-    fd_table::for_each(|fd, entry| {
-        let theirs = |entry| {
-            matches!(
-                entry,
-                Entry::Socket(..) | Entry::Fresh(_) | Entry::Listener(_) | Entry::Marked(_)
-            )
-        };
-        if theirs(entry) {
-            need_kernel(fd, Reason::IoUring);
-        }
-    });
-}
-
-/// A descriptor is used in a way that only the kernel can serve, for good: see
-/// [`crate::api::need_kernel`].
-pub(crate) fn need_kernel(fd: c_int, why: Reason) {
-    let (s, g) = match fd_table::get(fd) {
-        Entry::Socket(s, g) => (s, g),
-        Entry::Fresh(_) | Entry::Listener(_) => {
-            fast::listener(fd).into_iter().for_each(park::give_up_listener);
-            return fd_table::refuse(fd, why);
-        }
-        Entry::Ring(_) => return lose_sight(),
-        // Whoever gets it asks the kernel alone.
-        Entry::Epoll(set) => return sets().bar(set),
-        Entry::Marked(_) if leaves_sight(why) => return adoption::share::lose(fd),
-        Entry::None | Entry::Internal | Entry::Marked(_) => return,
-    };
-    if s.has(flag::TRACKED) {
-        adoption::passed::lose_track(s, fd);
-    }
-    // Where somebody is about to read who cannot read a ring.
-    let strict = leaves_sight(why) && why != Reason::IoUring;
-    let _ = to_kernel(s, g, fd, why, strict);
-}
-
-/// The descriptor, or another one of the same file, is used from here on by whom nobody sees.
-fn leaves_sight(why: Reason) -> bool {
-    matches!(
-        why,
-        Reason::InheritedByExec | Reason::PassedByScmRights | Reason::StdioStream | Reason::IoUring
-    )
 }
 
 /// Both directions back onto the carrier for good. True: the application may use the kernel's
@@ -415,7 +365,7 @@ fn become_plain(s: &'static Socket, fd: c_int, why: Reason) -> bool {
             sets().on_plain(s);
             if s.life.load(Relaxed) != 0 {
                 // (Its peer's FIN is the application's to say from here on, by its own name.)
-                park::close_spare(s);
+                close_spare(s);
             }
             detach(s);
         }
@@ -426,6 +376,19 @@ fn become_plain(s: &'static Socket, fd: c_int, why: Reason) -> bool {
 /// How long is waited for more of what comes again when there is some: the kernel may have no room
 /// for all.
 const STALLED_NS: u64 = 10_000_000;
+
+/// What the caller's call answers, in place of [`NO_MEMORY`]: the connection goes back to the
+/// kernel, which has memory of its own, and the call with it. If it cannot go at once (its peer
+/// does not answer), that is the error which the kernel knows of this call, too.
+#[cold]
+#[inline(never)]
+pub(super) fn without_memory(fd: c_int, error: Ret) -> Ret {
+    match fd_table::socket(fd) {
+        _ if error != NO_MEMORY => error,
+        Some((s, g)) if !to_kernel(s, g, fd, Reason::NoMemory, false) => error,
+        _ => PASS,
+    }
+}
 
 /// Completes what [`to_kernel`] could not, if the kernel has by now all that the application has
 /// not received.
@@ -447,6 +410,23 @@ pub(super) fn leave_if_due(s: &'static Socket, g: u16, fd: c_int) {
             .copied()
             .unwrap_or(Reason::SocketOption);
         become_plain(s, way.fd, why);
+    }
+}
+
+/// The other name of a carrier goes as its last one of the application's does.
+pub(super) fn close_spare(s: &Socket) {
+    if let Some(c) = s.channel() {
+        // (A hint to a peer that has closed: it looks at no carrier of those that it keeps.)
+        let _ = step(s, c, Life::Open, Happens::End);
+    }
+    if s.is_inherited() {
+        // (A forked child has closed its copy at once: the number may be another file's there.)
+        return;
+    }
+    let own = s.spare.swap(0, Relaxed) - 1;
+    if own >= 0 {
+        fd_table::close_internal(own);
+        socket::forget_orphan();
     }
 }
 

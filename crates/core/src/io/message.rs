@@ -1,9 +1,10 @@
 //! `recvmsg`, `sendmsg` and their plural forms: buffers, an address that is ignored, control data
 //! that is the kernel's, and descriptors that are passed on.
 
-use super::buffers::{AnyBuffers, Few, without_memory};
+use super::buffers::{AnyBuffers, Few};
 use super::ends::hold_rx;
-use super::leave::need_kernel;
+use super::leave::without_memory;
+use super::need_kernel::need_kernel;
 use super::receive::{recv_attached, recvmsg_leaving};
 use super::reset::on_error_taken;
 use super::send::{leave_to_send, send_attached};
@@ -11,7 +12,7 @@ use super::{AGAIN, Begun, EFAULT, EINVAL, Who, begin, dispatch, end, is_readable
 use crate::channel::Side;
 use crate::outcome::{PASS, RESTART, Ret};
 use crate::socket::{Socket, State, flag};
-use crate::{adoption, carrier, fd_table, signals, sleep, sys, user};
+use crate::{adoption, fd_table, signals, sleep, sys, user};
 use core::ffi::{c_int, c_void};
 use core::sync::atomic::Ordering::*;
 use libc::{iovec, mmsghdr, msghdr, timespec};
@@ -255,16 +256,6 @@ fn keep_error(fd: c_int, r: Ret) {
         }
         _ => s.kept_error.store(r as i32, Relaxed),
     }
-}
-
-/// What [`keep_error`] has kept, when there is nothing to read.
-#[cold]
-pub(super) fn kept_error(s: &Socket, fd: c_int) -> Option<Ret> {
-    let nothing = s.is(State::Attached)
-        || sys::poll_now(fd, libc::POLLIN) & libc::POLLIN == 0
-        || carrier::is_closed(fd);
-    let kept = if nothing { s.kept_error.swap(0, Relaxed) } else { 0 };
-    (kept != 0).then_some(kept as Ret)
 }
 
 /// A message is about to be sent that nobody here hears the end of: what it passes is the kernel's.

@@ -1,8 +1,8 @@
 //! A connection between hosts that outlives its last descriptor, or its process's wish to end:
 //! bytes are in the ring that the peer does not have, or nobody knows whether it does.
 
+use super::end_in_reset::{For, RESET_ON_CLOSE, end_as_ever};
 use super::ends::{TxHeld, hold_rx, hold_tx};
-use super::linger::{For, RESET_ON_CLOSE, end_as_ever};
 use super::promote::may_use_carrier;
 use super::reset::carrier_is_over;
 use crate::socket::{Socket, State, flag};

@@ -2,13 +2,13 @@
 //! (`docs/design/fast-connect.md`). The steps are those of `netacc_proto::lives`; what is kept
 //! stands in [`crate::fast`], and whoever takes a connection out of there makes its next step.
 
-use super::close::finish;
 use super::ends::{
-    RxHeld, TxHeld, carrier_unread, hold_rx, hold_tx, load_ack, load_announce, show_path,
+    RxHeld, TxHeld, carrier_unread, hold_rx, hold_tx, load_ack, load_announce, publish_held,
+    show_path,
 };
-use super::held_back::publish_held;
-use super::leave::need_kernel;
+use super::last_close::finish;
 use super::leave::serve::{leave_dead_channel, serve_pull_back};
+use super::need_kernel::need_kernel;
 use super::promote::promote;
 use crate::channel::{Channel, lives, producer_quiet, quiet};
 use crate::fast::{self, Listener, Place};
@@ -165,23 +165,6 @@ fn own_name(s: &Socket, fd: c_int) -> c_int {
     s.netns.store(network_of(own), Relaxed);
     s.spare.store(own + 1, Relaxed);
     own
-}
-
-/// The other name of a carrier goes as its last one of the application's does.
-pub(super) fn close_spare(s: &Socket) {
-    if let Some(c) = s.channel() {
-        // (A hint to a peer that has closed: it looks at no carrier of those that it keeps.)
-        let _ = step(s, c, Life::Open, Happens::End);
-    }
-    if s.is_inherited() {
-        // (A forked child has closed its copy at once: the number may be another file's there.)
-        return;
-    }
-    let own = s.spare.swap(0, Relaxed) - 1;
-    if own >= 0 {
-        fd_table::close_internal(own);
-        socket::forget_orphan();
-    }
 }
 
 /// Both ends of the connection are this process's to leave: nothing is under way, and nothing lies

@@ -1,9 +1,9 @@
 //! From which byte on a direction is sent over the ring, and from which over the carrier again.
 
 use super::SEND_FLAGS;
-use super::ends::{TxHeld, hold_tx, load_ack, publish_announce, show_path};
-use super::held_back::{publish_held, waits_for_more};
-use super::linger::{For, end_in_reset};
+use super::end_in_reset::{For, end_in_reset};
+use super::ends::{TxHeld, demote_tx, hold_tx, load_ack, publish_announce, show_path};
+use super::held_back::waits_for_more;
 use super::reset::is_reset;
 use super::reset::peer_has_ended;
 use crate::channel::quiet;
@@ -40,18 +40,6 @@ pub(super) fn peer_is_going(s: &Socket, h: &TxHeld<'_>, fd: c_int) -> bool {
         s.lower(flag::CARRIER_SPOKE);
     }
     false
-}
-
-pub(super) fn demote_tx(s: &Socket, h: &mut TxHeld<'_>, for_good: bool) {
-    if for_good {
-        h.end.never = true;
-    }
-    publish_held(h);
-    if let Ok(a) = h.end.switch.demote() {
-        publish_announce(h, a);
-        show_path(s, true, Way::Carrier, h.end.switch.offset());
-        h.notify();
-    }
 }
 
 /// The carrier's send buffer has grown: who waits for room in a ring finds it there. (Not between

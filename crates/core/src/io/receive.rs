@@ -1,107 +1,24 @@
 //! Receiving on an attached connection.
 
 use super::buffers::{self, Buffers, MAX_RW_COUNT};
-use super::ends::{NotHeld, RxHeld, carrier_unread, corrupt, hold_rx, try_hold};
+use super::ends::{NotHeld, RxHeld, carrier_unread, copy_failed, hold_rx, load_announce, try_hold};
 use super::leave::between_hosts::await_carrier;
 use super::leave::{leave_if_due, to_kernel};
-use super::receive_once::Destination;
 use super::receiving::Receiving;
-use super::send::{is_broken, why_broken};
+use super::reset::{is_broken, why_broken};
+use super::take::{get, received_fast, scatter};
 use super::waits::{Patience, never_waits};
 use super::{EAGAIN, EFAULT};
 use crate::channel::Side;
-use crate::lock::bump;
 use crate::outcome::{PASS, Ret};
 use crate::socket::{Named, RxEnd, Socket, State, flag};
-use crate::user::LOWEST_ADDRESS;
 use crate::{sleep, sys};
 use core::ffi::c_int;
 use core::sync::atomic::Ordering::*;
 use libc::{iovec, msghdr};
 use netacc_control::stats::{Path, Reason};
 use netacc_proto::switchover::{Plan, RxState};
-use netacc_ring::{Consumer, CopyError, PeerCorrupt};
-
-/// Takes `n` bytes, which are there, out of the ring.
-#[inline(always)]
-unsafe fn get(ring: &mut Consumer, at: *mut u8, n: usize) -> Result<usize, CopyError> {
-    if (at as usize) < LOWEST_ADDRESS {
-        return Err(CopyError::BadAddress);
-    }
-    // SAFETY: the caller's buffer.
-    unsafe { ring.read(at, n) }
-}
-
-/// Takes `n` bytes, which are there, out of the ring into `iov`. Where a buffer is bad all of them
-/// stay there.
-#[inline(always)]
-unsafe fn scatter(ring: &mut Consumer, iov: &[iovec], n: usize) -> Result<usize, CopyError> {
-    let mut left = n;
-    for v in iov {
-        let len = v.iov_len.min(left);
-        if len == 0 {
-            continue;
-        }
-        // SAFETY: the caller's buffer.
-        if let Err(e) = unsafe { get(ring, v.iov_base.cast(), len) } {
-            ring.put_back(n - left);
-            return Err(e);
-        }
-        left -= len;
-        if left == 0 {
-            break;
-        }
-    }
-    Ok(n - left)
-}
-
-/// Copies up to `limit` bytes from the ring to where they belong. MSG_PEEK leaves them there;
-/// MSG_TRUNC copies nothing. Where a buffer is bad all of them stay there.
-pub(super) unsafe fn drain(
-    ring: &mut Consumer,
-    to: &Destination<'_>,
-    limit: usize,
-) -> Result<usize, CopyError> {
-    let Destination { iov, done: mut skip, flags, .. } = *to;
-    let (peek, drop_bytes) = (flags & libc::MSG_PEEK != 0, flags & libc::MSG_TRUNC != 0);
-    let mut n = 0;
-    for v in iov {
-        if skip >= v.iov_len {
-            skip -= v.iov_len;
-            continue;
-        }
-        let len = (v.iov_len - skip).min(limit - n);
-        let at = v.iov_base.cast::<u8>().wrapping_add(skip);
-        // SAFETY: within the caller's buffer.
-        let got = unsafe {
-            match (peek, drop_bytes) {
-                (false, true) => ring.skip(len).map_err(CopyError::from),
-                (true, true) => ring
-                    .available()
-                    .map(|available| len.min(available.saturating_sub(n)))
-                    .map_err(CopyError::from),
-                _ if (at as usize) < LOWEST_ADDRESS => Err(CopyError::BadAddress),
-                (false, false) => ring.read(at, len),
-                (true, false) => ring.peek(n, at, len),
-            }
-        };
-        let got = match got {
-            Ok(got) => got,
-            Err(e) => {
-                if !peek {
-                    ring.put_back(n);
-                }
-                return Err(e);
-            }
-        };
-        n += got;
-        if got < len || n == limit {
-            break;
-        }
-        skip = 0;
-    }
-    Ok(n)
-}
+use netacc_ring::{CopyError, PeerCorrupt};
 
 /// [`recv_attached`] into one buffer.
 #[inline(always)]
@@ -234,40 +151,6 @@ unsafe fn recv_otherwise(on: Named, iov: &[iovec], total: usize, flags: c_int) -
     unsafe { Receiving { s, g, fd, iov, total, flags }.run(held) }
 }
 
-/// What a call says of bytes that could not be copied out of or into the ring.
-#[cold]
-#[inline(never)]
-pub(super) fn copy_failed(s: &Socket, fd: c_int, e: CopyError) -> Ret {
-    match e {
-        CopyError::BadAddress => EFAULT,
-        CopyError::PeerCorrupt => corrupt(s, fd),
-    }
-}
-
-/// Bytes were taken from the ring: tells the producer, and the switch. False: the peer broke the
-/// rules.
-#[inline(always)]
-pub(super) fn received_fast(s: &Socket, held: &mut RxHeld<'_>, n: usize) -> bool {
-    s.published.head.store(held.end.ring.publish(), Relaxed);
-    match held.end.switch.on_delivered(n as u64) {
-        Ok(false) => {}
-        Ok(true) => held.settled(s),
-        Err(_) => return false,
-    }
-    if !held.channel.far.is_shared() {
-        held.channel.consumed(held.slot);
-    } else if held.end.ring.take_space_request(|| s.trace_moved()) {
-        held.notify_space();
-    }
-    if let Some(r) = s.record()
-        && let Some(w) = r.rx_bytes.get(held.channel.path() as usize)
-    {
-        bump(w, n as u64);
-        bump(&r.rx_messages, 1);
-    }
-    true
-}
-
 /// A forked child receives: from the kernel, as soon as nothing of the stream is left in the ring
 /// that only the ring can give (the peer has closed, died, or left the ring by itself).
 #[cold]
@@ -388,5 +271,23 @@ pub(super) unsafe fn recvmsg_leaving(
             r if r != 0 => return Some(r),
             _ => return None,
         }
+    }
+}
+
+/// What FIONREAD says: how much can be read at once, on both paths. `None`: ask the kernel.
+pub(crate) fn unread(s: &'static Socket, g: u16, fd: c_int) -> Option<usize> {
+    if s.needs_maker() {
+        let _ = to_kernel(s, g, fd, Reason::InheritedByFork, false);
+    }
+    // Under the lock: bytes that change paths meanwhile would be counted twice or not at all.
+    let mut h = hold_rx(s, g).ok()?;
+    let on_carrier = carrier_unread(fd)?;
+    if h.end.switch.on_announce(load_announce(h.words)).ok()? {
+        h.settled(s);
+    }
+    match h.end.switch.plan() {
+        // What comes before the ring's bytes has not all come.
+        Plan::Carrier { limit, .. } if limit > on_carrier as u64 => Some(on_carrier),
+        _ => Some(on_carrier.saturating_add(h.unread().ok()?)),
     }
 }

@@ -1,9 +1,8 @@
 //! One look of a receive at the path that its direction is on.
 
 use super::ends::{RxHeld, load_announce};
-use super::receive::{drain, received_fast};
-use super::reset::{is_reset, peer_has_ended};
-use super::send::{is_broken, why_broken};
+use super::reset::{is_broken, is_reset, peer_has_ended, why_broken};
+use super::take::{Destination, drain, received_fast};
 use super::{ASK_CARRIER_IN_SET_NS, ASK_CARRIER_NS, EAGAIN, ECONNRESET, EFAULT, header_of};
 use crate::heap::Scratch;
 use crate::lives::has_closed;
@@ -32,14 +31,14 @@ pub(super) enum Look {
     Corrupt,
 }
 
-/// Where a look puts what it finds.
-pub(super) struct Destination<'a> {
-    pub(super) fd: c_int,
-    /// The caller's buffers.
-    pub(super) iov: &'a [iovec],
-    /// So many bytes of them are filled.
-    pub(super) done: usize,
-    pub(super) flags: c_int,
+impl RxHeld<'_> {
+    /// The plan may have changed.
+    pub(super) fn follow(&mut self, s: &Socket, changed: bool) -> Look {
+        if changed {
+            self.settled(s);
+        }
+        Look::Again
+    }
 }
 
 /// The receiver stands on the ring.

@@ -1,13 +1,15 @@
 //! A receive that does not end at once: it looks, follows the sender to another path, or waits.
 
-use super::candidate::{candidate, settle_rx};
+use super::attach::settle_rx;
+use super::blocking::Blocking;
+use super::candidate::candidate;
+use super::end_in_reset::all_is_read;
 use super::ends::{NotHeld, RxHeld, carrier_unread, corrupt, hold_rx, load_announce};
 use super::leave::leave_if_due;
-use super::linger::all_is_read;
-use super::message::kept_error;
-use super::receive_once::{Destination, Look, ask_carrier, kernel_recv, look_carrier, look_fast};
-use super::reset::peer_has_ended;
-use super::waits::{Blocking, Patience, block, interrupted, never_waits};
+use super::receive_once::{Look, ask_carrier, kernel_recv, look_carrier, look_fast};
+use super::reset::{kept_error, peer_has_ended};
+use super::take::Destination;
+use super::waits::{Patience, block, interrupted, never_waits};
 use super::{EAGAIN, ECONNRESET};
 use crate::channel::{Side, announce};
 use crate::outcome::{PASS, Ret};

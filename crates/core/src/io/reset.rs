@@ -11,11 +11,12 @@
 //! ends both directions, and the error is the library's ([`flag::RESET`]): told once, as any
 //! (tcp(7)), behind all that the peer has sent.
 
+use super::ECONNRESET;
 use super::ends::hold_tx;
-use super::send::{is_broken, why_broken};
 use crate::channel::quiet;
 use crate::log::debug_log;
-use crate::socket::{Socket, flag};
+use crate::outcome::Ret;
+use crate::socket::{Socket, State, flag};
 use crate::{carrier, sys, trace};
 use core::ffi::c_int;
 use core::sync::atomic::Ordering::*;
@@ -170,4 +171,38 @@ pub(super) fn peer_has_ended(s: &Socket, fd: c_int) -> bool {
     let said =
         sys::poll_now(fd, libc::POLLRDHUP) & (libc::POLLRDHUP | libc::POLLHUP | libc::POLLERR) != 0;
     said && (!s.has(flag::SHUT_RD) || carrier::peer_ended(fd))
+}
+
+/// The connection was broken off between hosts, or reset within one: what the carrier says of
+/// itself does not count any more.
+pub(super) fn is_broken(s: &Socket) -> bool {
+    s.has(flag::RESET) || (s.has(flag::BROKEN_OFF | flag::CORRUPT) && s.path().is_lossy())
+}
+
+/// What such a connection fails with.
+pub(super) fn why_broken(s: &Socket) -> Ret {
+    if s.has(flag::TIMED_OUT) { -(libc::ETIMEDOUT as Ret) } else { ECONNRESET }
+}
+
+/// A send on such a connection: the error once, if nobody was told, then as on any that is over
+/// (send(2)).
+#[cold]
+pub(super) fn send_broken(s: &Socket, flags: c_int) -> Ret {
+    if s.flags.fetch_or(flag::TOLD, AcqRel) & flag::TOLD == 0 {
+        return why_broken(s);
+    }
+    if flags & libc::MSG_NOSIGNAL == 0 {
+        sys::raise(libc::SIGPIPE);
+    }
+    -(libc::EPIPE as Ret)
+}
+
+/// What `recvmmsg` has kept, when there is nothing to read.
+#[cold]
+pub(super) fn kept_error(s: &Socket, fd: c_int) -> Option<Ret> {
+    let nothing = s.is(State::Attached)
+        || sys::poll_now(fd, libc::POLLIN) & libc::POLLIN == 0
+        || carrier::is_closed(fd);
+    let kept = if nothing { s.kept_error.swap(0, Relaxed) } else { 0 };
+    (kept != 0).then_some(kept as Ret)
 }

@@ -1,93 +1,24 @@
 //! Sending on an attached connection.
 
 use super::buffers::{self, Buffers, MAX_RW_COUNT};
-use super::ends::{NotHeld, TxHeld, hold_tx, try_hold};
+use super::ends::{NotHeld, TxHeld, copy_failed, hold_tx, try_hold};
 use super::leave::between_hosts::await_carrier;
 use super::leave::to_kernel;
-use super::receive::copy_failed;
+use super::put::{fill, put, sent_fast};
+use super::reset::{is_broken, send_broken};
 use super::send_again::is_resending;
 use super::sending::Sending;
 use super::waits::{Patience, never_waits};
-use super::{EAGAIN, ECONNRESET, EFAULT, PLAIN_FLAGS, watch};
+use super::{EAGAIN, EFAULT, PLAIN_FLAGS};
 use crate::channel::Side;
-use crate::lock::bump;
 use crate::outcome::{PASS, Ret};
 use crate::socket::{Named, Socket, State, TxEnd, flag};
-use crate::user::LOWEST_ADDRESS;
-use crate::{sleep, sys};
+use crate::sys;
 use core::ffi::c_int;
 use core::sync::atomic::Ordering::*;
-use libc::{iovec, msghdr};
+use libc::iovec;
 use netacc_control::stats::Reason;
 use netacc_proto::switchover::TxState;
-use netacc_ring::{CopyError, Producer};
-
-/// Copies what fits of a buffer into the ring. Returns how much.
-#[inline(always)]
-unsafe fn put(ring: &mut Producer, at: *const u8, len: usize) -> Result<usize, CopyError> {
-    if (at as usize) < LOWEST_ADDRESS {
-        return Err(CopyError::BadAddress);
-    }
-    // SAFETY: the caller's buffer.
-    unsafe { ring.write(at, len) }
-}
-
-/// Copies what fits of `iov`, of which `done` bytes are already sent, into the ring. Returns how
-/// many. Where a buffer is bad nothing is written.
-#[inline(always)]
-pub(super) unsafe fn fill(
-    ring: &mut Producer,
-    iov: &[iovec],
-    done: usize,
-) -> Result<usize, CopyError> {
-    let mut skip = done;
-    let mut n = 0;
-    for v in iov {
-        if skip >= v.iov_len {
-            skip -= v.iov_len;
-            continue;
-        }
-        let len = v.iov_len - skip;
-        // SAFETY: within the caller's buffer.
-        let put = match unsafe { put(ring, v.iov_base.cast::<u8>().wrapping_add(skip), len) } {
-            Ok(put) => put,
-            Err(e) => {
-                ring.take_back(n);
-                return Err(e);
-            }
-        };
-        n += put;
-        if put < len {
-            break;
-        }
-        skip = 0;
-    }
-    Ok(n)
-}
-
-/// The connection was broken off between hosts, or reset within one: what the carrier says of
-/// itself does not count any more.
-pub(super) fn is_broken(s: &Socket) -> bool {
-    s.has(flag::RESET) || (s.has(flag::BROKEN_OFF | flag::CORRUPT) && s.path().is_lossy())
-}
-
-/// What such a connection fails with.
-pub(super) fn why_broken(s: &Socket) -> Ret {
-    if s.has(flag::TIMED_OUT) { -(libc::ETIMEDOUT as Ret) } else { ECONNRESET }
-}
-
-/// A send on such a connection: the error once, if nobody was told, then as on any that is over
-/// (send(2)).
-#[cold]
-pub(super) fn send_broken(s: &Socket, flags: c_int) -> Ret {
-    if s.flags.fetch_or(flag::TOLD, AcqRel) & flag::TOLD == 0 {
-        return why_broken(s);
-    }
-    if flags & libc::MSG_NOSIGNAL == 0 {
-        sys::raise(libc::SIGPIPE);
-    }
-    -(libc::EPIPE as Ret)
-}
 
 /// A send that only the kernel can carry out, by a forked child or of something that a ring cannot
 /// take: once nothing waits to go before it. [`PASS`], or the call's result.
@@ -221,51 +152,4 @@ unsafe fn send_otherwise(on: Named, iov: &[iovec], total: usize, flags: c_int) -
         Err(NotHeld::Reentrant) => EAGAIN,
         Err(NotHeld::Changed) => PASS,
     }
-}
-
-/// Bytes were put into the ring: tells the consumer, and the switch. False: the peer is closing,
-/// and whether it has seen them nobody knows. They do not count as sent, and the kernel says what
-/// becomes of them (`peer_is_going`). A close says that it ends before it looks for unread bytes;
-/// so either it has found these, or this finds that.
-#[inline(always)]
-pub(super) fn sent_fast(s: &Socket, held: &mut TxHeld<'_>, n: usize) -> bool {
-    s.published.tail.store(held.end.ring.publish(), Relaxed);
-    if !held.notify() {
-        return false;
-    }
-    watch::watch(held.channel);
-    let _ = held.end.switch.on_accepted(n as u64);
-    if let Some(r) = s.record()
-        && let Some(w) = r.tx_bytes.get(held.channel.path() as usize)
-    {
-        bump(w, n as u64);
-        bump(&r.tx_messages, 1);
-    }
-    true
-}
-
-/// One kernel send of what comes after byte `done`.
-pub(super) unsafe fn kernel_send(fd: c_int, iov: &[iovec], done: usize, flags: c_int) -> Ret {
-    let mut skip = done;
-    for (i, v) in iov.iter().enumerate() {
-        if skip >= v.iov_len && !(skip == 0 && iov.len() == 1) {
-            skip -= v.iov_len;
-            continue;
-        }
-        if skip == 0 {
-            // SAFETY: all zero is a valid msghdr; the buffers are the caller's.
-            return unsafe {
-                let mut m: msghdr = core::mem::zeroed();
-                m.msg_iov = iov.as_ptr().add(i).cast_mut();
-                m.msg_iovlen = iov.len() - i;
-                sleep::sendmsg(fd, &m, flags)
-            };
-        }
-        // SAFETY: within the caller's buffer.
-        return unsafe {
-            sleep::sendto(fd, v.iov_base.cast::<u8>().add(skip), v.iov_len - skip, flags)
-        };
-    }
-    // SAFETY: nothing to send: the kernel checks the socket's state.
-    unsafe { sleep::sendto(fd, core::ptr::null(), 0, flags) }
 }

@@ -1,9 +1,9 @@
 //! Bytes of a ring that go out again over the carrier, before all others.
 
 use super::EAGAIN;
+use super::end_in_reset::{For, end_as_ever};
 use super::ends::{TxHeld, corrupt, hold_tx};
-use super::linger::{For, end_as_ever};
-use super::shutdown::announce_end;
+use super::say_end::announce_end;
 use crate::heap::{PART_FEW, Part};
 use crate::log::debug_log;
 use crate::outcome::Ret;

@@ -1,15 +1,16 @@
 //! A send that does not end at once: it promotes, goes through the kernel, or waits for room.
 
+use super::blocking::Blocking;
 use super::candidate::candidate;
-use super::ends::{NotHeld, TxHeld, corrupt, hold_tx};
-use super::held_back::{hold_back, publish_held};
+use super::ends::{NotHeld, TxHeld, corrupt, demote_tx, hold_tx, publish_held};
+use super::held_back::hold_back;
 use super::leave::between_hosts::{await_carrier, await_departure};
 use super::park::answer_for_closed;
-use super::promote::{demote_tx, may_use_carrier, peer_is_going, promote, switch_if_ordered};
-use super::reset::{is_reset, is_reset_by, lies_unread, peer_has_ended};
-use super::send::{fill, is_broken, kernel_send, send_broken, sent_fast};
+use super::promote::{may_use_carrier, peer_is_going, promote, switch_if_ordered};
+use super::put::{fill, kernel_send, sent_fast};
+use super::reset::{is_broken, is_reset, is_reset_by, lies_unread, peer_has_ended, send_broken};
 use super::send_again::send_again;
-use super::waits::{Blocking, Patience, block, carrier_is_due, interrupted, never_waits};
+use super::waits::{Patience, block, carrier_is_due, interrupted, never_waits};
 use super::{ASK_CARRIER_TICKS, EAGAIN, ECONNRESET, EFAULT, SEND_FLAGS};
 use crate::channel::Side;
 use crate::lives::has_closed;

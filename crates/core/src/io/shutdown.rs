@@ -1,19 +1,17 @@
 //! shutdown(2), and what the peer is told before a FIN.
 
-use super::ends::{TxHeld, hold_rx, hold_tx, publish_announce, show_path};
-use super::held_back::publish_held;
+use super::ends::{hold_rx, hold_tx};
 use super::leave::to_kernel;
-use super::promote::may_use_carrier;
-use crate::channel::{producer_quiet, quiet};
+use super::say_end::{announce_end, say_fin, say_shut};
+use crate::channel::producer_quiet;
 use crate::outcome::{PASS, Ret};
 use crate::socket::{Socket, State, flag};
-use crate::{carrier, sys, wait};
+use crate::{sys, wait};
 use core::ffi::c_int;
 use core::sync::atomic::Ordering::*;
 use core::sync::atomic::fence;
 use netacc_control::stats::Reason;
-use netacc_proto::switchover::{Path as Way, TxState};
-use netacc_ring::sleepers;
+use netacc_proto::switchover::TxState;
 
 pub(crate) fn shutdown(s: &'static Socket, g: u16, fd: c_int, how: c_int) -> Ret {
     let inherited = s.is_inherited();
@@ -66,68 +64,6 @@ fn wake_senders(s: &Socket) {
         let slot = s.slot.load(Relaxed) as usize;
         let words = channel.words(slot, channel.side ^ 1);
         channel.notify(slot, &words.producer_quiet[producer_quiet::NOTIFY]);
-    }
-}
-
-/// Tells the peer, before the FIN, what a shutdown means for what it sends. (Within the host.)
-/// True: with this one both halves are shut down. TCP then answers whatever comes with a reset
-/// (tcp_rcv_state_process), so the peer's next send has to go to the kernel, as behind a close.
-pub(super) fn say_shut(s: &Socket, fd: c_int, how: c_int) -> bool {
-    let sends_no_more = || s.has(flag::SHUT_WR | flag::FIN_DUE | flag::FIN_LATER);
-    let (word, is_over) = match how {
-        // Where the kernel says that nothing comes any more it was shut down for receiving before;
-        // or the peer's FIN has come, who sends nothing.
-        libc::SHUT_WR if sys::poll_now(fd, libc::POLLRDHUP) & libc::POLLRDHUP != 0 => {
-            (quiet::FIN, !carrier::peer_ended(fd))
-        }
-        libc::SHUT_WR => (quiet::FIN | quiet::HALF, false),
-        libc::SHUT_RD => (quiet::DEAF, sends_no_more()),
-        libc::SHUT_RDWR => (quiet::FIN | quiet::DEAF, true),
-        _ => return false,
-    };
-    request(s, word);
-    if is_over {
-        say_end(s);
-    }
-    is_over
-}
-
-/// The peer finds with its next send that nothing more is taken from the ring.
-pub(super) fn say_end(s: &Socket) {
-    if let Some(channel) = s.channel().filter(|c| c.far.is_shared()) {
-        let words = channel.words(s.slot.load(Relaxed) as usize, channel.side ^ 1);
-        // (A sender that does not find it has sent before the caller looks: `sent_fast`.)
-        sleepers::end(&words.quiet[quiet::NOTIFY]);
-    }
-}
-
-/// That a FIN is no close's, where no more can be said: by a forked child, for whom the ring still
-/// has bytes, or late.
-pub(super) fn say_fin(s: &'static Socket, g: u16, how: c_int) {
-    if matches!(how, libc::SHUT_WR | libc::SHUT_RDWR)
-        && let Ok(_held) = hold_rx(s, g)
-    {
-        request(s, quiet::FIN);
-    }
-}
-
-fn request(s: &Socket, word: u64) {
-    if let Some(channel) = s.channel().filter(|c| c.far.is_shared()) {
-        channel.words(s.slot.load(Relaxed) as usize, channel.side ^ 1).quiet[quiet::REQUEST]
-            .fetch_or(word, SeqCst);
-    }
-}
-
-/// Tells the peer where the ring's part of the stream ends, before the carrier's FIN.
-pub(super) fn announce_end(s: &Socket, h: &mut TxHeld<'_>) {
-    if !may_use_carrier(h) {
-        return;
-    }
-    publish_held(h);
-    if let Ok(Some(a)) = h.end.switch.shutdown() {
-        publish_announce(h, a);
-        show_path(s, true, Way::Carrier, h.end.switch.offset());
-        h.notify();
     }
 }
 

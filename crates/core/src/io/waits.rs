@@ -1,13 +1,12 @@
 //! Calls that wait: their time-outs, signals, and a close in another thread meanwhile.
 
 use super::EAGAIN;
-use super::close::bury_orphan;
 use crate::channel::Side;
 use crate::fd_table::Entry;
 use crate::outcome::{RESTART, Ret};
-use crate::socket::{Socket, State, flag};
+use crate::socket::{Socket, flag};
 use crate::wait::Woke;
-use crate::{faults, fd_table, process, signals, sleep, socket, sys, wait};
+use crate::{faults, fd_table, process, signals, sleep, sys, wait};
 use core::ffi::c_int;
 use core::sync::atomic::AtomicI64;
 use core::sync::atomic::Ordering::*;
@@ -55,28 +54,6 @@ pub(crate) fn carrier_is_due(s: &Socket, pause_ticks: u64) -> bool {
 #[inline]
 pub(crate) fn carrier_was_asked(s: &Socket, pause_ticks: u64) -> bool {
     sys::ticks().wrapping_sub(s.carrier_asked.load(Relaxed)) <= pause_ticks
-}
-
-/// Something that is under way, a call that blocks or a pull-back: keeps the connection from being
-/// taken apart by a close meanwhile.
-pub(super) struct Blocking(pub(super) &'static Socket, pub(super) u16);
-
-impl Blocking {
-    pub(super) fn new(s: &'static Socket, generation: u16) -> Blocking {
-        s.waiters.fetch_add(1, SeqCst);
-        Blocking(s, generation)
-    }
-}
-
-impl Drop for Blocking {
-    fn drop(&mut self) {
-        if self.0.waiters.fetch_sub(1, SeqCst) == 1
-            && (self.0.has(flag::ORPHAN) || self.0.is(State::Over))
-        {
-            bury_orphan(self.0, self.1);
-            socket::recycle(self.0);
-        }
-    }
 }
 
 /// A wait was interrupted. `None`: the call goes on; otherwise the call's result.

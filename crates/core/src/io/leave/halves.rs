@@ -2,12 +2,11 @@
 //! step of theirs carried out.
 
 use super::super::EAGAIN;
+use super::super::end_in_reset::{For, end_in_reset};
 use super::super::ends::{
-    RxHeld, TxHeld, carrier_unread, load_announce, publish_announce, show_path, store_ack,
+    RxHeld, TxHeld, carrier_unread, demote_tx, load_announce, publish_announce, publish_held,
+    show_path, store_ack,
 };
-use super::super::held_back::publish_held;
-use super::super::linger::{For, end_in_reset};
-use super::super::promote::demote_tx;
 use super::super::send_again::send_again;
 use crate::channel::announce;
 use crate::log::debug_log;

@@ -3,9 +3,9 @@
 //!
 //! `docs/design/switchover.md`, "Between hosts", has the rules; [`crate::remote`] says when.
 
+use super::super::blocking::Blocking;
+use super::super::end_in_reset::{For, RESET_ON_CLOSE, end_as_ever};
 use super::super::ends::{RxHeld, TxHeld, corrupt, hold_rx, hold_tx, load_ack};
-use super::super::linger::{For, RESET_ON_CLOSE, end_as_ever};
-use super::super::waits::Blocking;
 use super::PULL_BACK_STRICT_NS;
 use super::between_hosts::wake_leavers;
 use super::halves::{Limits, carry_out, freeze, look_at_rx, look_at_tx};

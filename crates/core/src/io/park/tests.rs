@@ -3,6 +3,7 @@
 extern crate std;
 use super::*;
 use crate::api;
+use crate::io::leave::close_spare;
 use crate::path::tests::{A, C, End, promoted_within_the_host, talk};
 use crate::socket::NONE;
 use netacc_proto::lives::Word;

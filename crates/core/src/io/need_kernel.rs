@@ -1,0 +1,60 @@
+//! A descriptor is used in a way that only the kernel can serve.
+
+use super::leave::to_kernel;
+use super::park;
+use crate::fd_table::Entry;
+use crate::sets::sets;
+use crate::socket::flag;
+use crate::{adoption, fast, fd_table};
+use core::ffi::c_int;
+use netacc_control::stats::Reason;
+
+/// A descriptor is used in a way that only the kernel can serve, for good: see
+/// [`crate::api::need_kernel`].
+pub(crate) fn need_kernel(fd: c_int, why: Reason) {
+    let (s, g) = match fd_table::get(fd) {
+        Entry::Socket(s, g) => (s, g),
+        Entry::Fresh(_) | Entry::Listener(_) => {
+            fast::listener(fd).into_iter().for_each(park::give_up_listener);
+            return fd_table::refuse(fd, why);
+        }
+        Entry::Ring(_) => return lose_sight(),
+        // Whoever gets it asks the kernel alone.
+        Entry::Epoll(set) => return sets().bar(set),
+        Entry::Marked(_) if leaves_sight(why) => return adoption::share::lose(fd),
+        Entry::None | Entry::Internal | Entry::Marked(_) => return,
+    };
+    if s.has(flag::TRACKED) {
+        adoption::passed::lose_track(s, fd);
+    }
+    // Where somebody is about to read who cannot read a ring.
+    let strict = leaves_sight(why) && why != Reason::IoUring;
+    let _ = to_kernel(s, g, fd, why, strict);
+}
+
+/// A ring of the program's may do anything with any socket from now on: all are the kernel's.
+#[cold]
+pub(crate) fn lose_sight() {
+    if crate::unconnected::refuse_all() {
+        return;
+    }
+    fd_table::for_each(|fd, entry| {
+        let theirs = |entry| {
+            matches!(
+                entry,
+                Entry::Socket(..) | Entry::Fresh(_) | Entry::Listener(_) | Entry::Marked(_)
+            )
+        };
+        if theirs(entry) {
+            need_kernel(fd, Reason::IoUring);
+        }
+    });
+}
+
+/// The descriptor, or another one of the same file, is used from here on by whom nobody sees.
+fn leaves_sight(why: Reason) -> bool {
+    matches!(
+        why,
+        Reason::InheritedByExec | Reason::PassedByScmRights | Reason::StdioStream | Reason::IoUring
+    )
+}

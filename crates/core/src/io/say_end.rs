@@ -1,0 +1,73 @@
+//! What the peer is told before a FIN of the carrier's.
+
+use super::ends::{TxHeld, hold_rx, publish_announce, publish_held, show_path};
+use super::promote::may_use_carrier;
+use crate::channel::quiet;
+use crate::socket::{Socket, flag};
+use crate::{carrier, sys};
+use core::ffi::c_int;
+use core::sync::atomic::Ordering::*;
+use netacc_proto::switchover::Path as Way;
+use netacc_ring::sleepers;
+
+/// Tells the peer where the ring's part of the stream ends, before the carrier's FIN.
+pub(super) fn announce_end(s: &Socket, h: &mut TxHeld<'_>) {
+    if !may_use_carrier(h) {
+        return;
+    }
+    publish_held(h);
+    if let Ok(Some(a)) = h.end.switch.shutdown() {
+        publish_announce(h, a);
+        show_path(s, true, Way::Carrier, h.end.switch.offset());
+        h.notify();
+    }
+}
+
+/// Tells the peer, before the FIN, what a shutdown means for what it sends. (Within the host.)
+/// True: with this one both halves are shut down. TCP then answers whatever comes with a reset
+/// (tcp_rcv_state_process), so the peer's next send has to go to the kernel, as behind a close.
+pub(super) fn say_shut(s: &Socket, fd: c_int, how: c_int) -> bool {
+    let sends_no_more = || s.has(flag::SHUT_WR | flag::FIN_DUE | flag::FIN_LATER);
+    let (word, is_over) = match how {
+        // Where the kernel says that nothing comes any more it was shut down for receiving before;
+        // or the peer's FIN has come, who sends nothing.
+        libc::SHUT_WR if sys::poll_now(fd, libc::POLLRDHUP) & libc::POLLRDHUP != 0 => {
+            (quiet::FIN, !carrier::peer_ended(fd))
+        }
+        libc::SHUT_WR => (quiet::FIN | quiet::HALF, false),
+        libc::SHUT_RD => (quiet::DEAF, sends_no_more()),
+        libc::SHUT_RDWR => (quiet::FIN | quiet::DEAF, true),
+        _ => return false,
+    };
+    request(s, word);
+    if is_over {
+        say_end(s);
+    }
+    is_over
+}
+
+/// The peer finds with its next send that nothing more is taken from the ring.
+pub(super) fn say_end(s: &Socket) {
+    if let Some(channel) = s.channel().filter(|c| c.far.is_shared()) {
+        let words = channel.words(s.slot.load(Relaxed) as usize, channel.side ^ 1);
+        // (A sender that does not find it has sent before the caller looks: `sent_fast`.)
+        sleepers::end(&words.quiet[quiet::NOTIFY]);
+    }
+}
+
+/// That a FIN is no close's, where no more can be said: by a forked child, for whom the ring still
+/// has bytes, or late.
+pub(super) fn say_fin(s: &'static Socket, g: u16, how: c_int) {
+    if matches!(how, libc::SHUT_WR | libc::SHUT_RDWR)
+        && let Ok(_held) = hold_rx(s, g)
+    {
+        request(s, quiet::FIN);
+    }
+}
+
+fn request(s: &Socket, word: u64) {
+    if let Some(channel) = s.channel().filter(|c| c.far.is_shared()) {
+        channel.words(s.slot.load(Relaxed) as usize, channel.side ^ 1).quiet[quiet::REQUEST]
+            .fetch_or(word, SeqCst);
+    }
+}
