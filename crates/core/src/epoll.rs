@@ -76,6 +76,7 @@ static EXTRAS: AtomicU32 = AtomicU32::new(0);
 
 mod ctl;
 mod epoll_wait;
+mod hand_back;
 mod handover;
 mod homes;
 mod news;

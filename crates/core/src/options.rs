@@ -3,7 +3,7 @@
 
 use crate::fd_table::{self, Entry};
 use crate::outcome::{PASS, Ret};
-use crate::rendezvous::possession;
+use crate::rendezvous::marks;
 use crate::socket::{self, Named, State, flag, harmless};
 use crate::{agent, config, fast, introspect, io, policy, syn, sys, unconnected, user};
 use core::ffi::{c_int, c_void};
@@ -66,7 +66,7 @@ fn takes_bytes(level: c_int, name: c_int) -> bool {
 fn leave_to_program(fd: c_int, level: c_int, name: c_int) {
     // (One of them has a name of IPv6's, too.)
     let used = match level {
-        libc::IPPROTO_IP => possession::OPTIONS.iter().any(|(n, _)| *n == name),
+        libc::IPPROTO_IP => marks::OPTIONS.iter().any(|(n, _)| *n == name),
         libc::IPPROTO_IPV6 => name == IPV6_FREEBIND,
         _ => false,
     };

@@ -18,6 +18,8 @@ mod connector;
 mod control_link;
 mod doorbell;
 mod finding;
+pub(crate) mod marks;
+mod names;
 pub(crate) mod packet;
 pub(crate) mod possession;
 pub(crate) mod strangers;
@@ -35,7 +37,7 @@ use core::ffi::c_int;
 use core::sync::atomic::{AtomicU64, Ordering::*};
 use doorbell::learn_doorbell;
 #[cfg(test)]
-pub(crate) use finding::advert_name;
+pub(crate) use names::advert_name;
 use netacc_control::stats::{CHANNEL_SLOTS, Reason};
 use netacc_proto::agreement::{self, Agreement, Malformed, SlotAction, SlotEvent};
 use netacc_proto::rendezvous::{Direction, Message, Peers, Role, Tuple};

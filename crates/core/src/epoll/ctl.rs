@@ -1,11 +1,12 @@
 //! epoll_ctl: a registration is the kernel's (of a candidate, or of what is not connected yet), an
 //! item at the socket's home, or an extra item.
 
-use super::handover::{bar, hand_back, light, may_attach_when_armed, take_over};
+use super::hand_back::{hand_back, register, register_carrier, take_out, take_record_out};
+use super::handover::{bar, light, may_attach_when_armed, take_over};
 use super::ready::may_report;
 use super::{
-    CARRIER, ET, EXCLUSIVE, EXCLUSIVE_OK, EXTRAS, Epoll, IN, Inner, Item, ONESHOT, activate, at,
-    homes, leave, post, prod, tag, take_place,
+    ET, EXCLUSIVE, EXCLUSIVE_OK, EXTRAS, Epoll, IN, Inner, Item, ONESHOT, activate, at, homes,
+    leave, post, prod, take_place,
 };
 use crate::fd_table::{self, Entry};
 use crate::outcome::{PASS, Ret};
@@ -273,18 +274,6 @@ fn ctl_candidate(
     }
 }
 
-/// What was recorded for a candidate goes.
-pub(super) fn take_record_out(e: &Epoll, inner: &mut Inner, index: u32) {
-    let Some(s) = inner.remove_record(index) else {
-        if let Some(item) = inner.remove(index) {
-            leave(e, &item);
-        }
-        return;
-    };
-    homes::at(s, e).into_iter().for_each(|home| homes::give_back(s, home));
-    s.registrations.fetch_sub(1, SeqCst);
-}
-
 fn new_item(on: Named, ev: epoll_event) -> Item {
     Item {
         socket: on.s,
@@ -473,17 +462,6 @@ fn add(e: &'static Epoll, epfd: c_int, on: Named, ev: epoll_event) -> Ret {
     }
 }
 
-/// Takes an item out of the set and of the kernel's, which `epfd` names; it has a name.
-pub(super) fn take_out(e: &Epoll, epfd: c_int, inner: &mut Inner, index: u32) {
-    let Some(item) = inner.remove(index) else { return };
-    if item.attached {
-        let mut ev = epoll_event { events: 0, u64: 0 };
-        // SAFETY: one valid event; the descriptor is open.
-        let _ = unsafe { sys::epoll_ctl(epfd, libc::EPOLL_CTL_DEL, item.fd, &mut ev) };
-    }
-    leave(e, &item);
-}
-
 /// The socket leaves the homes that the application has taken it out of.
 fn evict(s: &'static Socket) {
     for home in homes::sets_of(s) {
@@ -494,19 +472,4 @@ fn evict(s: &'static Socket) {
             take_out(home, home.fd.load(Relaxed), &mut inner, index);
         }
     }
-}
-
-/// Puts the carrier into the kernel's set under a tag, whatever stands there for it.
-pub(super) fn register_carrier(epfd: c_int, fd: c_int, index: u32) -> isize {
-    register(epfd, fd, epoll_event { events: CARRIER, u64: tag(index) })
-}
-
-fn register(epfd: c_int, fd: c_int, mut ev: epoll_event) -> isize {
-    // SAFETY: one valid event.
-    let r = unsafe { sys::epoll_ctl(epfd, libc::EPOLL_CTL_ADD, fd, &mut ev) };
-    if r == -(libc::EEXIST as isize) {
-        // SAFETY: as above.
-        return unsafe { sys::epoll_ctl(epfd, libc::EPOLL_CTL_MOD, fd, &mut ev) };
-    }
-    r
 }

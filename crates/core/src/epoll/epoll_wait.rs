@@ -1,6 +1,7 @@
 //! epoll_wait: the ready queue, the kernel's set, polling and sleep.
 
-use super::handover::{give_to_kernel, light, settle, unlight};
+use super::hand_back::give_to_kernel;
+use super::handover::{light, settle, unlight};
 use super::report::is_news;
 use super::report::{Kernel, Local, Out, collect, collect_here, give_way, sort, visit};
 use super::{

@@ -1,11 +1,11 @@
 //! Registrations change hands between the kernel and the library: a promotion, a demotion, a close,
 //! a set that is itself polled.
 
-use super::ctl::{register_carrier, take_out, take_record_out};
+use super::hand_back::{hand_back, register_carrier, take_from_kernel, take_out, take_record_out};
 use super::report::give_way;
 use super::{
-    AGAIN_MAX_NS, AGAIN_NS, CALL_NS, DOORBELL, EXCLUSIVE, EXTRAS, Epoll, Inner, Item, ONESHOT,
-    activate, at, homes, leave, leave_channels, post, prod, prune, tag, unpost,
+    AGAIN_MAX_NS, AGAIN_NS, CALL_NS, DOORBELL, EXTRAS, Epoll, Inner, Item, ONESHOT, activate, at,
+    homes, leave, leave_channels, post, prod, prune, tag,
 };
 use crate::fd_table::Entry;
 use crate::lock::Guard;
@@ -169,71 +169,6 @@ fn its_next(inner: &Inner, e: &Epoll, s: &Socket, from: u32) -> Option<u32> {
     let index = homes::item(s, e).filter(|index| from <= *index)?;
     let its = |item: &Item| core::ptr::eq(item.socket, s) && item.generation == s.generation16();
     inner.items.get(index as usize)?.as_ref().filter(|item| its(item)).map(|_| index)
-}
-
-/// Registers an item's descriptor in the kernel's set as the application asked for it.
-pub(super) fn give_to_kernel(epfd: c_int, item: &Item) {
-    let events = if item.disabled { ONESHOT } else { item.events };
-    let mut ev = epoll_event { events, u64: item.data };
-    let mut ctl = |op| {
-        // SAFETY: one valid event.
-        let _ = unsafe { sys::epoll_ctl(epfd, op, item.fd, &mut ev) };
-    };
-    if item.present && events & EXCLUSIVE == 0 {
-        ctl(libc::EPOLL_CTL_MOD);
-        return;
-    }
-    ctl(libc::EPOLL_CTL_DEL);
-    if item.present {
-        // EXCLUSIVE can only be added.
-        ctl(libc::EPOLL_CTL_ADD);
-    }
-}
-
-fn take_from_kernel(epfd: c_int, fd: c_int) {
-    let mut ev = epoll_event { events: 0, u64: 0 };
-    // SAFETY: one valid event.
-    let _ = unsafe { sys::epoll_ctl(epfd, libc::EPOLL_CTL_DEL, fd, &mut ev) };
-}
-
-pub(super) fn hand_back(e: &Epoll, inner: &mut Inner, index: u32) {
-    if let Some(item) = inner.item(index).filter(|item| item.nameless) {
-        item.plain = true;
-        inner.queue(index);
-        prod(e, inner);
-        return;
-    }
-    let stays = |item: &Item| {
-        let fired = item.absent || (item.attached && item.disabled);
-        fired || item.socket.is(State::Candidate)
-    };
-    if let Some(item) =
-        inner.item(index).filter(|item| item.present && item.extra.is_none() && stays(item))
-    {
-        // It may come back: recorded for that day, as any candidate's. Or it is armed one day.
-        if !item.attached {
-            return;
-        }
-        if item.disabled {
-            item.absent = true;
-            take_from_kernel(e.fd.load(Relaxed), item.fd);
-        } else {
-            give_to_kernel(e.fd.load(Relaxed), item);
-        }
-        item.attached = false;
-        item.queued = false;
-        (item.fired, item.asked, item.armed) = (item.disabled, 0, false);
-        if let Some(at) = homes::at(item.socket, e) {
-            unpost(item.socket, at);
-        }
-        inner.ready.forget(index);
-        return;
-    }
-    let Some(item) = inner.remove(index) else { return };
-    if item.attached {
-        give_to_kernel(e.fd.load(Relaxed), &item);
-    }
-    leave(e, &item);
 }
 
 /// A descriptor of the socket is about to be closed; -1: one was, and nobody told us which.

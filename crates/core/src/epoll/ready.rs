@@ -1,5 +1,6 @@
 //! What an item has to report: by the shared words, and by the carrier where only that knows.
 
+use super::set::Seen;
 use super::{ALWAYS, ENDS, IN, Inner, Item, OUT};
 use crate::channel::{Channel, announce, says_end};
 use crate::lives::has_closed;
@@ -83,30 +84,6 @@ pub(super) fn evaluate(item: &mut Item) -> u32 {
         now |= ask_carrier(item, sends);
     }
     now & (item.events | ALWAYS)
-}
-
-/// How the ring stands, as far as an item asks for it.
-#[derive(Clone, Copy, PartialEq, Eq)]
-pub(super) struct Seen {
-    /// The tail, and which path the receiver has followed to.
-    bytes: (u64, u64),
-    /// How often somebody has found no room, and which path the sender has announced.
-    room: (u32, u32),
-}
-
-impl Seen {
-    /// Before the item is evaluated: what comes meanwhile is new.
-    #[inline]
-    pub(super) fn by(item: &Item) -> Option<Seen> {
-        let s = item.socket;
-        let (_, rx) = s.words()?;
-        let bytes = (rx.tail.load(Acquire), s.published.ack.load(Relaxed));
-        let room = (s.full.load(Acquire), s.published.epoch.load(Relaxed));
-        Some(Seen {
-            bytes: if item.events & IN != 0 { bytes } else { (0, 0) },
-            room: if item.events & OUT != 0 { room } else { (0, 0) },
-        })
-    }
 }
 
 /// As [`evaluate`], of an edge-triggered item: nothing where its news is not what it asks for, or

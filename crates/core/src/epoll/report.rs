@@ -1,6 +1,6 @@
 //! What a wait reports: the ready queue and the kernel's set, in the order in which it came.
 
-use super::handover::hand_back;
+use super::hand_back::hand_back;
 use super::ready::{evaluate, evaluate_edge};
 use super::{DOORBELL, ENDS, ET, Epoll, Inner, KERNEL, ONESHOT, OUT, TURNS, come_in, untag};
 use crate::lock::Guard;

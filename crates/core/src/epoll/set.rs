@@ -2,8 +2,7 @@
 
 use super::news::{News, place_in_time};
 use super::queue::Queue;
-use super::ready::Seen;
-use super::{DOORBELL, EXTRAS, Epoll, KERNEL, NO_ITEM, homes};
+use super::{DOORBELL, EXTRAS, Epoll, IN, KERNEL, NO_ITEM, OUT, homes};
 use crate::channel::{BY_KERNEL, Channel, announce, stamp_of};
 use crate::engines::Engines;
 use crate::socket::Socket;
@@ -59,6 +58,30 @@ pub(super) struct Item {
     pub(super) reported_behind: u64,
     /// How the ring stood at its last report, since it was armed: an edge is what is new since.
     pub(super) seen: Option<Seen>,
+}
+
+/// How the ring stands, as far as an item asks for it.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) struct Seen {
+    /// The tail, and which path the receiver has followed to.
+    bytes: (u64, u64),
+    /// How often somebody has found no room, and which path the sender has announced.
+    room: (u32, u32),
+}
+
+impl Seen {
+    /// Before the item is evaluated: what comes meanwhile is new.
+    #[inline]
+    pub(super) fn by(item: &Item) -> Option<Seen> {
+        let s = item.socket;
+        let (_, rx) = s.words()?;
+        let bytes = (rx.tail.load(Acquire), s.published.ack.load(Relaxed));
+        let room = (s.full.load(Acquire), s.published.epoch.load(Relaxed));
+        Some(Seen {
+            bytes: if item.events & IN != 0 { bytes } else { (0, 0) },
+            room: if item.events & OUT != 0 { room } else { (0, 0) },
+        })
+    }
 }
 
 impl Item {

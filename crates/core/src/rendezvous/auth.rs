@@ -13,7 +13,7 @@
 //! connection (`SO_PEERCRED`) *and* of the sender of each message that matters (`SCM_CREDENTIALS`),
 //! so neither a dropped privilege nor an inherited descriptor carries over.
 
-use super::possession;
+use super::marks;
 use crate::lock::Mutex;
 use crate::{fd_table, numbers, sys};
 use core::ffi::c_int;
@@ -314,7 +314,7 @@ fn parse_reply(bytes: &[u8], end: &Tuple) -> Answer {
             owner,
             inode,
             cookie,
-            mark: flags(bytes).map(possession::mark_of),
+            mark: flags(bytes).map(marks::mark_of),
         })
     };
     get().map_or(Answer::NoSuchSocket, Answer::Is)

@@ -1,9 +1,11 @@
 //! Finding each other: adverts, by the port that a process accepts on, and looks for them.
 
+use super::names::advert_name;
+use super::strangers::control_socket;
 use super::{
     ADVERTS, Advert, ControlLink, EVENT_ADVERT, LINKS, LOOK_AT_ADVERTS_NS, NAMES, Port,
     QUICK_NAMES, RETRY_ADVERT_NS, SHUN_NS, State, TRIED_LATELY_NS, UNUSED_ADVERT_NS, Violation,
-    auth, decimal_path, possession, strangers,
+    auth, possession, strangers,
 };
 use crate::agent::reason_of;
 use crate::channel::SLOTS;
@@ -534,53 +536,6 @@ impl State {
         }
         false
     }
-}
-
-/// `sockaddr_un` of an advert, and its length.
-pub(crate) fn advert_name(port: u16, k: u8) -> ([u8; 48], usize) {
-    let mut number = [0u8; 12];
-    let n = decimal_path(b"", u32::from(port), &mut number);
-    name_of(number.get(..n).unwrap_or(&[]), u32::from(k))
-}
-
-/// `sockaddr_un` of `\0netacc/1/WHAT/K`, and its length. (The unit tests have names of their own.)
-pub(super) fn name_of(what: &[u8], k: u32) -> ([u8; 48], usize) {
-    let mut name = [0u8; 48];
-    let [a, b] = (libc::AF_UNIX as u16).to_ne_bytes();
-    let mut at = 0;
-    let mut put = |bytes: &[u8]| {
-        for b in bytes {
-            if let Some(to) = name.get_mut(at) {
-                *to = *b;
-                at += 1;
-            }
-        }
-    };
-    put(&[a, b, 0]);
-    #[cfg(test)]
-    put(crate::testing::room());
-    let mut number = [0u8; 12];
-    put(b"netacc/1/");
-    put(what);
-    put(b"/");
-    let n = decimal_path(b"", k, &mut number);
-    put(number.get(..n).unwrap_or(&[]));
-    (name, at)
-}
-
-/// A socket for a control connection, to which nobody can send descriptors yet.
-pub(super) fn control_socket() -> c_int {
-    let fd = numbers::make(|| {
-        sys::socket(
-            libc::AF_UNIX,
-            libc::SOCK_SEQPACKET | libc::SOCK_CLOEXEC | libc::SOCK_NONBLOCK,
-            0,
-        )
-    });
-    if fd >= 0 {
-        strangers::refuse_descriptors(fd);
-    }
-    fd
 }
 
 fn bind_advert(port: u16) -> c_int {

@@ -35,6 +35,21 @@ pub(super) fn refuse_descriptors(control: c_int) {
     let _ = sys::setsockopt(control, libc::SOL_SOCKET, SO_PASSRIGHTS, &0i32);
 }
 
+/// A socket for a control connection, to which nobody can send descriptors yet.
+pub(super) fn control_socket() -> c_int {
+    let fd = numbers::make(|| {
+        sys::socket(
+            libc::AF_UNIX,
+            libc::SOCK_SEQPACKET | libc::SOCK_CLOEXEC | libc::SOCK_NONBLOCK,
+            0,
+        )
+    });
+    if fd >= 0 {
+        refuse_descriptors(fd);
+    }
+    fd
+}
+
 /// The peer is who it should be: it may pass what the agreement needs.
 pub(super) fn take_descriptors(control: c_int) {
     let _ = sys::setsockopt(control, libc::SOL_SOCKET, SO_PASSRIGHTS, &1i32);
@@ -208,7 +223,7 @@ fn wait_for(fd: c_int, until: u64) -> bool {
 }
 
 fn send_and_wait(e: &Errand, control: c_int, until: u64) -> Received {
-    let to = super::finding::control_socket();
+    let to = control_socket();
     if to < 0 {
         return Received::NoDescriptor;
     }

@@ -1,6 +1,6 @@
 extern crate std;
 use super::doorbell::is_doorbell;
-use super::finding::advert_name;
+use super::names::advert_name;
 use super::*;
 use std::format;
 

@@ -1,11 +1,11 @@
 //! What is left to do when a connection has ended: who is still at it, the books, and the memory,
 //! which is used anew.
 
-use super::memory::push_free;
+use super::memory::{ORPHANS, push_free};
 use super::{Event, Socket, State, flag};
 use crate::{process, stats, sys};
 use core::ffi::c_int;
-use core::sync::atomic::{AtomicU32, Ordering::*};
+use core::sync::atomic::Ordering::*;
 use netacc_control::stats::Reason;
 
 /// Waits until nobody changes it any more, which takes some system calls. False: it is this very
@@ -57,9 +57,6 @@ pub(crate) enum LastName {
     LeftToChild,
     Gone,
 }
-
-/// Orphans of this process: a forked child closes its copies of their names.
-pub(super) static ORPHANS: AtomicU32 = AtomicU32::new(0);
 
 /// Its last name here goes, and `own` is the carrier's from here on. `later`: 0, or `CLOSE_LATER`.
 pub(crate) fn orphan(s: &Socket, own: c_int, later: u32) {

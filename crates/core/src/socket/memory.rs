@@ -1,16 +1,19 @@
 //! Where sockets live: slabs that forked children share, never unmapped, and a list of what is free
 //! in them.
 
-use super::{NONE, Socket, end};
+use super::{NONE, Socket};
 use crate::path::PathList;
 use crate::{carrier, config, fd_words, process, shared, sys};
 use core::ffi::c_int;
-use core::sync::atomic::{AtomicU64, Ordering::*};
+use core::sync::atomic::{AtomicU32, AtomicU64, Ordering::*};
 
 /// Head of the free list: address in the low 48 bits, a counter against ABA above.
 static FREE_LIST: AtomicU64 = AtomicU64::new(0);
 const SLAB_BYTES: usize = 256 * 1024;
 const ADDRESS: u64 = (1 << 48) - 1;
+
+/// Orphans of this process: a forked child closes its copies of their names.
+pub(super) static ORPHANS: AtomicU32 = AtomicU32::new(0);
 
 fn pop_free() -> Option<&'static Socket> {
     loop {
@@ -115,7 +118,7 @@ pub(crate) fn give_up_slab(slab: *mut u8, bytes: usize) -> bool {
 /// The parent's free sockets are the parent's to give out.
 pub(crate) fn after_fork_in_child() {
     FREE_LIST.store(0, Release);
-    if end::ORPHANS.swap(0, Relaxed) != 0 {
+    if ORPHANS.swap(0, Relaxed) != 0 {
         // Their carriers would stay open for as long as this process lives.
         let mut raw = [0u8; 128];
         fd_words::for_each_internal(|fd| {

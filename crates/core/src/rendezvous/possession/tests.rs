@@ -1,5 +1,6 @@
 extern crate std;
 use super::*;
+use crate::rendezvous::marks::*;
 use std::collections::{HashSet, VecDeque};
 use std::net::{TcpListener, TcpStream};
 use std::os::fd::AsRawFd;
@@ -79,7 +80,7 @@ fn both_ends_of_a_link_know_its_number_and_no_other_has_it() {
     let control =
         || sys::socket(libc::AF_UNIX, libc::SOCK_SEQPACKET | libc::SOCK_CLOEXEC, 0) as c_int;
     let listener = control();
-    let (name, len) = finding::name_of(b"test-of-numbers", sys::getpid());
+    let (name, len) = names::name_of(b"test-of-numbers", sys::getpid());
     assert!(sys::bind(listener, &name[..len]) >= 0 && sys::listen(listener, 5) >= 0);
     let call = |named: bool| {
         let c = control();
@@ -99,14 +100,14 @@ fn both_ends_of_a_link_know_its_number_and_no_other_has_it() {
     assert_eq!((number_of(c2, Role::Connector), number_of(a2, Role::Acceptor)), (None, None));
     for (text, is) in [(&b"link"[..], true), (b"80", false), (b"link/0", false)] {
         let fd = control();
-        let (name, len) = finding::name_of(text, u32::from(NUMBERS) - 1);
+        let (name, len) = names::name_of(text, u32::from(NUMBERS) - 1);
         if sys::bind(fd, &name[..len]) >= 0 {
             assert_eq!(number_of(fd, Role::Connector).is_some(), is);
         }
         let _ = sys::close(fd);
     }
     let too_large = control();
-    let (name, len) = finding::name_of(b"link", u32::from(NUMBERS));
+    let (name, len) = names::name_of(b"link", u32::from(NUMBERS));
     assert!(sys::bind(too_large, &name[..len]) >= 0);
     assert_eq!(number_of(too_large, Role::Connector), None);
     for fd in [listener, c, a, other, c2, a2, too_large] {

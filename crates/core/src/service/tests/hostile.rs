@@ -266,7 +266,7 @@ fn after_a_refusal_a_rival_gets_the_connection() {
 
 fn is_shown(end: &Socket) -> bool {
     auth::look(&end.tuple())
-        .is_some_and(|end| end.mark.is_some_and(|mark| mark & possession::SHOWN != 0))
+        .is_some_and(|end| end.mark.is_some_and(|mark| mark & marks::SHOWN != 0))
 }
 
 #[test]
