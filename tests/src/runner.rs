@@ -1,10 +1,10 @@
 //! Runs scenarios in every mode and compares their transcripts with plain TCP's.
 
+use crate::broker::Broker;
 use crate::ctx::{Role, Warmup};
 use crate::scenario::{Expect, Parts, Scenario};
 use crate::ss::{Build, Connection, Path};
 use crate::sys::{self, Fd};
-use std::collections::HashMap;
 use std::io::Read;
 use std::os::fd::{FromRawFd, OwnedFd};
 use std::os::unix::process::{CommandExt, ExitStatusExt};
@@ -55,7 +55,7 @@ pub const MODES: [(Mode, &str); 10] = [
 ];
 
 impl Mode {
-    fn name(self) -> &'static str {
+    pub fn name(self) -> &'static str {
         MODES.iter().find(|(m, _)| *m == self).map_or("", |(_, n)| n)
     }
 
@@ -72,7 +72,7 @@ impl Mode {
     }
 
     /// Whether a connection of such a scenario must be accelerated.
-    fn requires(self, expect: Expect) -> bool {
+    pub fn requires(self, expect: Expect) -> bool {
         match self {
             Mode::Shm => expect != Expect::Any,
             Mode::Rdma => expect == Expect::Fast,
@@ -165,7 +165,7 @@ pub fn run(scenarios: Vec<Scenario>, options: &Options) -> bool {
         println!("no library at {}: only plain TCP is run", build.library.display());
         modes.retain(|m| *m == Mode::Plain);
     }
-    let selected: Vec<Scenario> = scenarios
+    let mut selected: Vec<Scenario> = scenarios
         .into_iter()
         .filter(|s| {
             let named = options.filter.is_empty()
@@ -176,6 +176,8 @@ pub fn run(scenarios: Vec<Scenario>, options: &Options) -> bool {
                 })
         })
         .collect();
+    // What takes longest first: the last jobs end together then.
+    selected.sort_by_key(|s| std::cmp::Reverse(s.seconds));
     let totals = Totals::default();
     let failures = Mutex::new(Vec::new());
     if modes.iter().any(|mode| mode.is_ordered()) && !build.switching.exists() {
@@ -457,207 +459,17 @@ fn start(scenario: &Scenario, role: Role, mode: Mode, build: &Build) -> Side {
     }
 }
 
-/// Answers the processes of one run.
-struct Broker<'a> {
-    build: &'a Build,
-    mode: Mode,
-    expect: Expect,
-    first_asked: HashMap<(u16, u16), Instant>,
-    problems: Vec<String>,
-    accelerated: bool,
-}
-
-impl Broker<'_> {
-    fn answer(&mut self, message: &str) -> Option<String> {
-        let fields: Vec<&str> = message.split(' ').collect();
-        match fields[..] {
-            ["W", pid, peer_pid, local, peer] => {
-                let (local, peer) = (local.parse().unwrap_or(0), peer.parse().unwrap_or(0));
-                Some(self.promoted(
-                    pid.parse().unwrap_or(0),
-                    peer_pid.parse().unwrap_or(0),
-                    local,
-                    peer,
-                ))
-            }
-            ["T", pid, local, peer] => Some(self.sends_fast(
-                pid.parse().unwrap_or(0),
-                local.parse().unwrap_or(0),
-                peer.parse().unwrap_or(0),
-            )),
-            ["N", pid] => {
-                let all = self.build.connections(pid.parse().unwrap_or(0)).unwrap_or_default();
-                let fast = all.iter().filter(|c| c.is_on(self.build.path)).count();
-                self.accelerated |= fast > 0;
-                Some(fast.to_string())
-            }
-            ["S", pid, local, peer] => {
-                if self.accelerated && self.mode != Mode::Starved {
-                    let pid = pid.parse().unwrap_or(0);
-                    match self.build.connection(
-                        pid,
-                        local.parse().unwrap_or(0),
-                        peer.parse().unwrap_or(0),
-                    ) {
-                        Ok(c) if c.is_on(self.build.path) => {}
-                        // It has filled small rings, and comes back with whole ones.
-                        Ok(c) if c.has_outgrown_its_rings() => return Some("outgrown".into()),
-                        Ok(c) => {
-                            self.problems.push(format!("the connection left the fast path: {c:?}"))
-                        }
-                        Err(e) => self.problems.push(e),
-                    }
-                }
-                Some("ok".into())
-            }
-            ["R", pid, local, peer, reasons] => {
-                let wanted = reasons
-                    .split(',')
-                    .filter_map(|r| r.split_once('='))
-                    .find(|(mode, _)| *mode == self.mode.name());
-                if let Some((_, wanted)) = wanted {
-                    self.shows(
-                        pid.parse().unwrap_or(0),
-                        local.parse().unwrap_or(0),
-                        peer.parse().unwrap_or(0),
-                        &format!("the reason {wanted:?}"),
-                        |c| c.reason == wanted,
-                    );
-                }
-                Some("ok".into())
-            }
-            ["L", pid] => {
-                let may_look =
-                    matches!(self.mode, Mode::ServerOnly | Mode::ClientOnly | Mode::Looks);
-                let pid = pid.parse().unwrap_or(0);
-                let counts = ["kernel_looks", "looks_won"].map(|name| self.build.count(pid, name));
-                Some(match counts {
-                    [Some(looks), Some(won)] if may_look => format!("{looks} {won}"),
-                    _ => "none".into(),
-                })
-            }
-            [kind @ ("B" | "D"), pid, local, peer, wanted] => {
-                if self.mode == Mode::Shm {
-                    self.shows(
-                        pid.parse().unwrap_or(0),
-                        local.parse().unwrap_or(0),
-                        peer.parse().unwrap_or(0),
-                        &format!("on TCP with reason {wanted:?}"),
-                        |c| {
-                            let both = kind == "D" || c.rx_path == "tcp";
-                            c.reason == wanted && c.tx_path == "tcp" && both
-                        },
-                    );
-                }
-                Some("ok".into())
-            }
-            ["G", pid, local, peer, ""] => {
-                if self.mode == Mode::Rdma {
-                    self.shows(
-                        pid.parse().unwrap_or(0),
-                        local.parse().unwrap_or(0),
-                        peer.parse().unwrap_or(0),
-                        "on TCP both ways",
-                        |c| c.tx_path == "tcp" && c.rx_path == "tcp",
-                    );
-                }
-                Some("ok".into())
-            }
-            _ => {
-                self.problems.push(format!("unknown message {message:?}"));
-                None
-            }
-        }
-    }
-
-    /// `netacc_ss` comes to show that of a connection.
-    fn shows(
-        &mut self,
-        pid: i32,
-        local: u16,
-        peer: u16,
-        what: &str,
-        wanted: impl Fn(&Connection) -> bool,
-    ) {
-        let end = Instant::now() + Duration::from_secs(8) * sys::patience();
-        loop {
-            let found = self.build.connection(pid, local, peer);
-            if found.as_ref().is_ok_and(&wanted) {
-                return;
-            }
-            if Instant::now() > end {
-                self.problems.push(format!("not {what}: {found:?}"));
-                return;
-            }
-            std::thread::sleep(Duration::from_millis(2));
-        }
-    }
-
-    fn promoted(&mut self, pid: i32, peer_pid: i32, local: u16, peer: u16) -> String {
-        let asked = *self.first_asked.entry((local, peer)).or_insert_with(Instant::now);
-        // The far end is asked when the near one has moved: where a process takes a while to start,
-        // that is half the time.
-        let moved =
-            |c: &Result<Connection, String>| c.as_ref().is_ok_and(|c| c.is_on(self.build.path));
-        let near = self.build.connection(pid, local, peer);
-        let far = moved(&near).then(|| self.build.connection(peer_pid, peer, local));
-        if far.as_ref().is_some_and(moved) {
-            self.accelerated = true;
-            return "yes".into();
-        }
-        self.patience(asked, &format!("near {near:?}, far {far:?}"))
-    }
-
-    /// Whether the connection's sending direction has moved; of the other nothing is asked.
-    fn sends_fast(&mut self, pid: i32, local: u16, peer: u16) -> String {
-        let asked = *self.first_asked.entry((local, peer)).or_insert_with(Instant::now);
-        let near = self.build.connection(pid, local, peer);
-        if near.as_ref().is_ok_and(|c| c.tx_path == self.build.path.name()) {
-            self.first_asked.remove(&(local, peer));
-            return "yes".into();
-        }
-        self.patience(asked, &format!("sending {near:?}"))
-    }
-
-    /// The answer where it is not so: whether to ask again.
-    fn patience(&mut self, asked: Instant, seen: &str) -> String {
-        let required = self.mode.requires(self.expect);
-        let patience = sys::patience()
-            * if required {
-                Duration::from_secs(8)
-            } else {
-                // (Where it may be so for each of many connections.)
-                Duration::from_millis(if self.mode == Mode::Starved { 100 } else { 300 })
-            };
-        if asked.elapsed() < patience {
-            std::thread::sleep(Duration::from_millis(2));
-            return "no".into();
-        }
-        if required {
-            self.problems.push(format!("not promoted within {patience:?}: {seen}"));
-        }
-        "give up".into()
-    }
-}
-
 pub fn execute(scenario: &Scenario, mode: Mode, options: &Options, build: &Build) -> Outcome {
     let begin = Instant::now();
     let build = &build.clone().with_path(mode.path());
     let timeout = options.timeout * sys::patience() * scenario.length;
     let roles: &[Role] = match scenario.parts {
-        Parts::Pair { .. } => &[Role::Server, Role::Client],
+        Parts::Pair { .. } | Parts::Obeyed(_) => &[Role::Server, Role::Client],
         Parts::Alone(_) => &[Role::Alone],
     };
     let mut sides: Vec<Side> =
         roles.iter().map(|&role| start(scenario, role, mode, build)).collect();
-    let mut broker = Broker {
-        build,
-        mode,
-        expect: scenario.expect,
-        first_asked: HashMap::new(),
-        problems: Vec::new(),
-        accelerated: false,
-    };
+    let mut broker = Broker::new(build, mode, scenario.expect);
     let in_time = serve(&mut sides, &mut broker, begin + timeout);
     if !in_time {
         let mut where_ = String::new();

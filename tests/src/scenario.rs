@@ -2,6 +2,8 @@
 
 use crate::ctx::{Ctx, Role};
 use crate::scenarios;
+use crate::scenarios::epoll::obedient;
+use crate::sys::Fd;
 
 /// Whether the scenario's connection must be on the fast path after the warm-up.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -33,11 +35,18 @@ pub struct Scenario {
     pub skip: &'static [(&'static str, &'static str)],
     /// How many times as long as others it may take.
     pub length: u32,
+    /// For so many seconds it waits, in each mode: it is begun early.
+    pub seconds: u32,
     pub parts: Parts,
 }
 
 pub enum Parts {
-    Pair { server: fn(&Ctx), client: fn(&Ctx) },
+    Pair {
+        server: fn(&Ctx),
+        client: fn(&Ctx),
+    },
+    /// The server with its one connection; the client does as it is told.
+    Obeyed(fn(&Ctx, Fd)),
     Alone(fn(&Ctx)),
 }
 
@@ -48,6 +57,16 @@ pub const fn pair(
     server: fn(&Ctx),
     client: fn(&Ctx),
 ) -> Scenario {
+    of_two(name, about, Parts::Pair { server, client })
+}
+
+/// The same, where the client does with the connection what the server asks for
+/// ([`scenarios::epoll::ask`]).
+pub const fn obeyed(name: &'static str, about: &'static str, server: fn(&Ctx, Fd)) -> Scenario {
+    of_two(name, about, Parts::Obeyed(server))
+}
+
+const fn of_two(name: &'static str, about: &'static str, parts: Parts) -> Scenario {
     Scenario {
         name,
         about,
@@ -55,7 +74,8 @@ pub const fn pair(
         mark: Mark::Accelerated,
         skip: &[],
         length: 1,
-        parts: Parts::Pair { server, client },
+        seconds: 0,
+        parts,
     }
 }
 
@@ -68,6 +88,7 @@ pub const fn alone(name: &'static str, about: &'static str, body: fn(&Ctx)) -> S
         mark: Mark::PassedThrough,
         skip: &[],
         length: 1,
+        seconds: 0,
         parts: Parts::Alone(body),
     }
 }
@@ -99,6 +120,12 @@ impl Scenario {
         self
     }
 
+    /// It waits for so many seconds, whatever the machine does.
+    pub const fn waits(mut self, seconds: u32) -> Scenario {
+        self.seconds = seconds;
+        self
+    }
+
     /// Acceleration is not required.
     pub const fn any_path(mut self) -> Scenario {
         self.expect = Expect::Any;
@@ -121,8 +148,13 @@ impl Scenario {
         match (&self.parts, ctx.role) {
             (Parts::Pair { server, .. }, Role::Server) => server(ctx),
             (Parts::Pair { client, .. }, Role::Client) => client(ctx),
+            (Parts::Obeyed(server), Role::Server) => {
+                server(ctx, ctx.server());
+                ctx.tell("x");
+            }
+            (Parts::Obeyed(_), Role::Client) => obedient(ctx, 1),
             (Parts::Alone(body), _) => body(ctx),
-            (Parts::Pair { .. }, Role::Alone) => panic!("a pair has no lone role"),
+            (_, Role::Alone) => panic!("a pair has no lone role"),
         }
     }
 }

@@ -1,6 +1,6 @@
 //! The end of a connection: EOF, half-close, reset, SIGPIPE.
 
-use crate::ctx::{await_bytes, blocked, recv_exact, send_all};
+use crate::ctx::{Ctx, await_bytes, blocked, recv_exact, send_all};
 use crate::scenario::{Scenario, alone, pair};
 use crate::sys::{self, E, Fd, home};
 use libc::{
@@ -34,6 +34,23 @@ const UNREAD_AT_DEATH: &str =
 /// Where a number is not the first one: (how many before it, the number).
 fn others(numbers: &[Fd]) -> Vec<(usize, Fd)> {
     numbers.iter().copied().enumerate().filter(|(_, n)| *n != numbers[0]).collect()
+}
+
+/// Closes with a byte unread.
+fn closes_on_a_byte(t: &Ctx) {
+    let fd = t.server();
+    await_bytes(fd, 1);
+    t.log("close", sys::close(fd));
+    t.tell("closed");
+}
+
+/// Its client, which has been reset.
+fn is_reset(t: &Ctx) -> Fd {
+    let fd = t.client();
+    send_all(fd, b"x");
+    t.wait("closed");
+    t.log("poll", wait_for_reset(fd));
+    fd
 }
 
 pub fn list() -> Vec<Scenario> {
@@ -236,17 +253,9 @@ pub fn list() -> Vec<Scenario> {
         pair(
             "close/reset-so-error",
             "SO_ERROR after a reset gives ECONNRESET once and clears it",
+            closes_on_a_byte,
             |t| {
-                let fd = t.server();
-                await_bytes(fd, 1);
-                t.log("close", sys::close(fd));
-                t.tell("closed");
-            },
-            |t| {
-                let fd = t.client();
-                send_all(fd, b"x");
-                t.wait("closed");
-                t.log("poll", wait_for_reset(fd));
+                let fd = is_reset(t);
                 let error = sys::getopt(fd, libc::SOL_SOCKET, libc::SO_ERROR).map(E);
                 t.log("SO_ERROR", error);
                 t.log("SO_ERROR", sys::getopt(fd, libc::SOL_SOCKET, libc::SO_ERROR));
@@ -288,12 +297,7 @@ pub fn list() -> Vec<Scenario> {
         pair(
             "close/sigpipe",
             "a send to a closed peer: EPIPE and one SIGPIPE for each call, none with MSG_NOSIGNAL",
-            |t| {
-                let fd = t.server();
-                await_bytes(fd, 1);
-                t.log("close", sys::close(fd));
-                t.tell("closed");
-            },
+            closes_on_a_byte,
             |t| {
                 let fd = t.client();
                 sys::on_signal(libc::SIGPIPE, count_sigpipe, 0).expect("sigaction");
@@ -337,17 +341,9 @@ pub fn list() -> Vec<Scenario> {
         pair(
             "close/sigpipe-kills",
             "the default action of SIGPIPE ends the writer",
+            closes_on_a_byte,
             |t| {
-                let fd = t.server();
-                await_bytes(fd, 1);
-                t.log("close", sys::close(fd));
-                t.tell("closed");
-            },
-            |t| {
-                let fd = t.client();
-                send_all(fd, b"x");
-                t.wait("closed");
-                t.log("poll", wait_for_reset(fd));
+                let fd = is_reset(t);
                 let child = t.child(|_| {
                     let _ = sys::recv(fd, &mut [0; 8], 0);
                     format!("survived: {:?}", sys::write(fd, b"x"))
@@ -658,6 +654,7 @@ pub fn list() -> Vec<Scenario> {
                 t.log("last", sys::close(t.connect(addr)));
             },
         )
+        .waits(12)
         .skip(&[
             ("tcp", "about a channel"),
             ("server-only", "about a channel"),

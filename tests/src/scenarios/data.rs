@@ -11,6 +11,9 @@ use libc::{
 };
 use std::time::{Duration, Instant};
 
+mod files;
+mod flags;
+
 const MIB: usize = 1 << 20;
 
 /// Sends `total` bytes with random blocking calls.
@@ -66,6 +69,13 @@ fn duplex(fd: i32, mut sender: Sender, mut receiver: Receiver, total: u64, max: 
 }
 
 pub fn list() -> Vec<Scenario> {
+    let mut all = first();
+    all.extend(files::list());
+    all.extend(flags::list());
+    all
+}
+
+fn first() -> Vec<Scenario> {
     vec![
         pair(
             "data/stream-blocking",
@@ -115,7 +125,10 @@ pub fn list() -> Vec<Scenario> {
             },
             |t| {
                 let fd = t.client();
-                t.log("down", duplex(fd, t.sender(fd, 4), t.receiver(fd, 5), 4 * MIB as u64, 50_000));
+                t.log(
+                    "down",
+                    duplex(fd, t.sender(fd, 4), t.receiver(fd, 5), 4 * MIB as u64, 50_000),
+                );
                 t.meet("end");
             },
         ),
@@ -278,47 +291,6 @@ pub fn list() -> Vec<Scenario> {
             },
         ),
         pair(
-            "data/dontwait",
-            "MSG_DONTWAIT on nothing is EAGAIN on a blocking socket, for every receiving call",
-            |t| {
-                let fd = t.server();
-                let (mut a, mut b) = ([0; 8], [0; 8]);
-                t.log("recv", sys::recv(fd, &mut a, MSG_DONTWAIT));
-                t.log("recvfrom", sys::recvfrom(fd, &mut a, MSG_DONTWAIT));
-                t.log("recvmsg", sys::recvmsg(fd, &mut [&mut a, &mut b], MSG_DONTWAIT));
-                t.log("recvmmsg", sys::recvmmsg(fd, &mut [&mut a, &mut b], MSG_DONTWAIT, None));
-                t.log("preadv2 NOWAIT", sys::preadv2(fd, &mut [&mut a], -1, libc::RWF_NOWAIT));
-                sys::set_nonblocking(fd, true);
-                t.log("read", sys::read(fd, &mut a));
-                t.log("readv", sys::readv(fd, &mut [&mut a, &mut b]));
-                t.log("recv", sys::recv(fd, &mut a, 0));
-                t.log("recv waitall", sys::recv(fd, &mut a, MSG_WAITALL));
-                t.meet("end");
-            },
-            |t| {
-                let _fd = t.client();
-                t.meet("end");
-            },
-        ),
-        pair(
-            "data/trunc",
-            "MSG_TRUNC on a stream discards the bytes and leaves the buffer alone",
-            |t| {
-                let fd = t.server();
-                await_bytes(fd, 10);
-                let mut buf = *b"........";
-                t.log("trunc", sys::recv(fd, &mut buf[..4], MSG_TRUNC));
-                t.log_text("buffer", &buf);
-                let n = sys::recv(fd, &mut buf, 0).expect("recv");
-                t.log_text("rest", &buf[..n]);
-            },
-            |t| {
-                let fd = t.client();
-                send_all(fd, b"0123456789");
-                t.log("eof", sys::recv(fd, &mut [0; 8], 0));
-            },
-        ),
-        pair(
             "data/zero-length",
             "zero-length reads and writes: no bytes, no EOF at the peer",
             |t| {
@@ -388,7 +360,8 @@ pub fn list() -> Vec<Scenario> {
                 let mut parts: Vec<&[u8]> = Vec::new();
                 let mut rest = &bytes[..];
                 for i in 0..1024 {
-                    let len = if i == 1023 { rest.len() } else { rng.range(0, 500).min(rest.len()) };
+                    let len =
+                        if i == 1023 { rest.len() } else { rng.range(0, 500).min(rest.len()) };
                     let (part, tail) = rest.split_at(len);
                     parts.push(part);
                     rest = tail;
@@ -448,7 +421,10 @@ pub fn list() -> Vec<Scenario> {
                     }
                     // Single bytes may still fit when POLLOUT waits for more room.
                     while sender.step(1, 0).is_ok() {}
-                    let mut says_full = || sys::await_events(fd, POLLOUT, 0) == 0 && sender.step(1, 0) == Err(E(libc::EAGAIN));
+                    let mut says_full = || {
+                        sys::await_events(fd, POLLOUT, 0) == 0
+                            && sender.step(1, 0) == Err(E(libc::EAGAIN))
+                    };
                     if (0..10).all(|_| says_full()) {
                         break;
                     }
@@ -655,582 +631,39 @@ pub fn list() -> Vec<Scenario> {
             },
         ),
         pair(
-            "data/out-of-band",
-            "MSG_OOB: POLLPRI, the urgent byte apart, SIOCATMARK, the stream without it",
-            |t| {
-                let fd = t.server();
-                t.log("nothing urgent", sys::recv(fd, &mut [0; 1], MSG_OOB));
-                t.tell("go");
-                t.log("pri", sys::poll_names(sys::await_events(fd, POLLPRI, 5000)));
-                await_bytes(fd, 3);
-                let mut urgent = [0; 4];
-                let n = sys::recv(fd, &mut urgent, MSG_OOB).expect("urgent byte");
-                t.log_text("urgent", &urgent[..n]);
-                t.log("again", sys::recv(fd, &mut urgent, MSG_OOB));
-                t.tell("more");
-                let mut buf = [0; 16];
-                let n = sys::recv(fd, &mut buf, 0).expect("recv");
-                t.log_text("up to the mark", &buf[..n]);
-                let mut mark = 0;
-                let _ = sys::ioctl_int(fd, 0x8905, &mut mark);
-                t.log("at mark", mark);
-                t.log_text("after the mark", &recv_exact(fd, 3));
-            },
-            |t| {
-                let fd = t.client();
-                t.wait("go");
-                send_all(fd, b"abc");
-                t.log("oob", sys::send(fd, b"!", MSG_OOB));
-                t.sends_over_tcp(fd, "urgent-data");
-                t.wait("more");
-                send_all(fd, b"def");
-                t.log("eof", sys::recv(fd, &mut [0; 8], 0));
-            },
-        )
-        .demoted(),
-        pair(
-            "data/out-of-band-inline",
-            "SO_OOBINLINE: the urgent byte in its place",
-            |t| {
-                let fd = t.server();
-                t.log("inline", sys::setopt(fd, SOL_SOCKET, libc::SO_OOBINLINE, 1));
-                t.tell("go");
-                t.wait("sent");
-                t.log_text("in line", &recv_exact(fd, 7));
-                t.log("oob", sys::recv(fd, &mut [0; 1], MSG_OOB));
-            },
-            |t| {
-                let fd = t.client();
-                t.wait("go");
-                send_all(fd, b"abc");
-                t.log("oob", sys::send(fd, b"!", MSG_OOB));
-                send_all(fd, b"def");
-                t.tell("sent");
-                t.log("eof", sys::recv(fd, &mut [0; 8], 0));
-            },
-        )
-        .demoted(),
-        pair(
-            "data/message-header",
-            "recvmsg and recvfrom on a stream: no address, no flags, no control data",
-            |t| {
-                let fd = t.server();
-                await_bytes(fd, 10);
-                t.log("recvfrom", sys::recvfrom(fd, &mut [0; 4], 0));
-                let mut a = [0; 3];
-                let mut b = [0; 10];
-                t.log("recvmsg", sys::recvmsg_full(fd, &mut [&mut a, &mut b], 0));
-                t.log("recvmsg on nothing", sys::recvmsg_full(fd, &mut [&mut a], MSG_DONTWAIT));
-                t.tell("close");
-                t.log("recvmsg at eof", sys::recvmsg_full(fd, &mut [&mut a], 0));
-                t.log("recvfrom at eof", sys::recvfrom(fd, &mut a, 0));
-            },
-            |t| {
-                let fd = t.client();
-                send_all(fd, b"0123456789");
-                t.wait("close");
-                t.log("close", sys::close(fd));
-            },
-        )
-        .skip(&[("switch", "a receive may stop where the path changed")]),
-        pair(
-            "data/sendto-address",
-            "sendto with an address on a connected socket",
-            |t| {
-                let fd = t.server();
-                t.log_text("data", &recv_exact(fd, 6));
-                t.log("eof", sys::recv(fd, &mut [0; 8], 0));
-            },
-            |t| {
-                let fd = t.client();
-                let peer = sys::getpeername(fd).expect("getpeername");
-                t.log("to the peer", sys::sendto(fd, b"abc", 0, Some(peer)));
-                t.log("to another", sys::sendto(fd, b"def", 0, Some(Addr::V4([127, 0, 0, 9], 9))));
-            },
-        ),
-        pair(
-            "data/more-and-cork",
-            "MSG_MORE and TCP_CORK may hold bytes back; the next send or the uncorking sends them",
-            |t| {
-                let fd = t.server();
-                t.log_text("more", &recv_exact(fd, 8));
-                t.tell("next");
-                t.log_text("cork", &recv_exact(fd, 9));
-                t.log("eof", sys::recv(fd, &mut [0; 8], 0));
-            },
-            |t| {
-                let fd = t.client();
-                t.log("more", sys::send(fd, b"head", MSG_MORE));
-                t.log("plain", sys::send(fd, b"tail", 0));
-                t.wait("next");
-                t.log("cork", sys::setopt(fd, libc::IPPROTO_TCP, libc::TCP_CORK, 1));
-                t.log("get", sys::getopt(fd, libc::IPPROTO_TCP, libc::TCP_CORK));
-                for part in [b"abc", b"def", b"ghi"] {
-                    t.log("send", sys::send(fd, part, 0));
-                }
-                t.log("uncork", sys::setopt(fd, libc::IPPROTO_TCP, libc::TCP_CORK, 0));
-            },
-        ),
-        pair(
-            "data/error-queue",
-            "MSG_ERRQUEUE on nothing is EAGAIN, and does not take data",
-            |t| {
-                let fd = t.server();
-                await_bytes(fd, 4);
-                t.log("errqueue", sys::recvmsg_full(fd, &mut [&mut [0; 8]], MSG_ERRQUEUE));
-                t.log_text("data", &recv_exact(fd, 4));
-            },
-            |t| {
-                let fd = t.client();
-                send_all(fd, b"data");
-                t.log("eof", sys::recv(fd, &mut [0; 8], 0));
-            },
-        ),
-        pair(
-            "data/zero-copy",
-            "MSG_ZEROCOPY: the bytes arrive and the completion is on the error queue",
-            |t| {
-                let fd = t.server();
-                t.drain(fd, 18, 200_000);
-                t.tell("drained");
-                t.log("eof", sys::recv(fd, &mut [0; 8], 0));
-            },
-            |t| {
-                let fd = t.client();
-                t.log("set", sys::setopt(fd, SOL_SOCKET, libc::SO_ZEROCOPY, 1));
-                t.went_back(fd, "socket-option");
-                let bytes = t.sender(fd, 18).upcoming(200_000);
-                let mut at = 0;
-                let mut calls = 0u32;
-                while at < bytes.len() {
-                    at += sys::send(fd, &bytes[at..], libc::MSG_ZEROCOPY).expect("zero copy");
-                    calls += 1;
-                }
-                t.wait("drained");
-                let mut completed = 0;
-                while completed < calls {
-                    assert!(sys::await_events(fd, 0, 5000) & POLLERR != 0, "no completion");
-                    let got = sys::recvmsg_full(fd, &mut [&mut [0; 8]], MSG_ERRQUEUE).expect("completion");
-                    let note = &got.control[0].2;
-                    let word = |at: usize| u32::from_ne_bytes([note[at], note[at + 1], note[at + 2], note[at + 3]]);
-                    t.log("errno and origin", (word(0), note[4]));
-                    // sock_extended_err: ee_info is the first, ee_data the last call of the range.
-                    completed += word(12) - word(8) + 1;
-                }
-                t.log("all completed", completed == calls);
-            },
-        )
-        .demoted(),
-        pair(
-            "data/sendfile",
-            "sendfile from a file to the socket, with and without an offset, between ordinary sends",
-            |t| {
-                let fd = t.server();
-                t.drain(fd, 19, 200_000);
-                t.drain(fd, 19, 200_000);
-                t.log_text("after", &recv_exact(fd, 5));
-                t.log("eof", sys::recv(fd, &mut [0; 8], 0));
-            },
-            |t| {
-                let fd = t.client();
-                let bytes = t.sender(fd, 19).upcoming(200_000);
-                let file = sys::anonymous_file(&bytes).expect("file");
-                for sendfile in [sys::sendfile, sys::sendfile64] {
-                    send_all(fd, &bytes[..1000]);
-                    let mut offset = 1000;
-                    while offset < 150_000 {
-                        let left = (150_000 - offset) as usize;
-                        sendfile(fd, file, Some(&mut offset), left).expect("sendfile");
-                    }
-                    t.log("offset", offset);
-                    let _ = sys::lseek(file, 150_000, libc::SEEK_SET);
-                    let mut left = 50_000;
-                    while left > 0 {
-                        left -= sendfile(fd, file, None, left).expect("sendfile");
-                    }
-                    t.log("position", sys::lseek(file, 0, libc::SEEK_CUR));
-                }
-                t.log("at the end of the file", sys::sendfile(fd, file, None, 100));
-                t.log("from a socket", sys::sendfile(file, fd, None, 100));
-                t.still_fast(fd);
-                send_all(fd, b"after");
-            },
-        ),
-        pair(
-            "data/splice-out",
-            "splice from a pipe to the socket, between ordinary sends",
-            |t| {
-                let fd = t.server();
-                t.drain(fd, 20, 100_000);
-                t.log("eof", sys::recv(fd, &mut [0; 8], 0));
-            },
-            |t| {
-                let fd = t.client();
-                let bytes = t.sender(fd, 20).upcoming(100_000);
-                let [from, to] = sys::pipe();
-                let mut at = 0;
-                while at < bytes.len() {
-                    let part = &bytes[at..(at + 3000).min(bytes.len())];
-                    if at % 2 == 0 {
-                        sys::write(to, part).expect("write");
-                        let mut left = part.len();
-                        while left > 0 {
-                            left -= sys::splice(from, fd, left, libc::SPLICE_F_MOVE).expect("splice");
-                        }
-                    } else {
-                        send_all(fd, part);
-                    }
-                    at += part.len() + 1;
-                    if at <= bytes.len() {
-                        send_all(fd, &bytes[at - 1..at]);
-                    }
-                }
-                t.log("tee from a socket", sys::tee(fd, to, 10, 0));
-                t.log("copy_file_range", sys::copy_file_range(fd, to, 10));
-            },
-        )
-        .demoted(),
-        pair(
-            "data/splice-out-without-room",
-            "splice from a pipe to a socket that has no room: it takes nothing, or waits",
-            |t| {
-                let fd = t.server();
-                let total: u64 = t.hear().parse().expect("a count");
-                let mut receiver = t.receiver(fd, 22);
-                while receiver.received < total + 100 {
-                    let room = (total + 100 - receiver.received).min(10_000) as usize;
-                    receiver.accept(&recv_exact(fd, room));
-                }
-                t.log("right", receiver.verdict().ends_with("exact"));
-                t.tell("read");
-                t.log_text("behind it", &recv_exact(fd, 5));
-            },
-            |t| {
-                let fd = t.client();
-                let mut sender = t.sender(fd, 22);
-                let [from, to] = sys::pipe();
-                let mut sent = 0;
-                loop {
-                    match sys::send(fd, &sender.upcoming(1000), MSG_DONTWAIT) {
-                        Ok(n) => {
-                            sender.sent += n as u64;
-                            sent += n;
-                        }
-                        // (What is on its way to the peer makes some room for a while.)
-                        Err(_) if sys::await_events(fd, libc::POLLOUT, 100) != 0 => {}
-                        Err(_) => match sys::send(fd, &sender.upcoming(1), MSG_DONTWAIT) {
-                            Ok(n) => {
-                                sender.sent += n as u64;
-                                sent += n;
-                            }
-                            Err(_) => break,
-                        },
-                    }
-                }
-                sys::write(to, &sender.upcoming(100)).expect("write");
-                sys::set_nonblocking(fd, true);
-                t.log("full", sys::splice(from, fd, 100, 0));
-                sys::set_nonblocking(fd, false);
-                let _ = sys::set_timeval(fd, libc::SO_SNDTIMEO, 0, 100_000);
-                t.log("not in time", sys::splice(from, fd, 100, 0));
-                let _ = sys::set_timeval(fd, libc::SO_SNDTIMEO, 0, 0);
-                let waits = blocked(move || sys::splice(from, fd, 100, 0));
-                t.tell(&sent.to_string());
-                t.log("room", waits.join().expect("thread"));
-                t.wait("read");
-                send_all(fd, b"after");
-            },
-        )
-        .skip(&[("rdma", "a splice takes it to TCP, which has room")]),
-        pair(
-            "data/splice-in",
-            "splice from the socket to a pipe, between ordinary reads, also when bytes were waiting",
-            |t| {
-                let fd = t.server();
-                let [from, to] = sys::pipe();
-                await_bytes(fd, 20_000);
-                let mut receiver = t.receiver(fd, 21);
-                receiver.accept(&recv_exact(fd, 777));
-                while receiver.received < 100_000 {
-                    let room = (100_000 - receiver.received).min(4000) as usize;
-                    let n = sys::splice(fd, to, room, 0).expect("splice");
-                    receiver.accept(&recv_pipe(from, n));
-                    let room = (100_000 - receiver.received).min(100) as usize;
-                    if room > 0 {
-                        receiver.accept(&recv_exact(fd, room));
-                    }
-                }
-                t.log("stream", receiver.verdict());
-                t.expect_reason(fd, &[("shm", "none")]);
-                sys::set_nonblocking(fd, true);
-                t.log("nothing", sys::splice(fd, to, 100, libc::SPLICE_F_NONBLOCK));
-                sys::set_nonblocking(fd, false);
-                // That flag is about the pipe: bytes of the socket are waited for.
-                let _ = sys::set_timeval(fd, libc::SO_RCVTIMEO, 0, 100_000);
-                let began = Instant::now();
-                t.log("nothing yet", sys::splice(fd, to, 100, libc::SPLICE_F_NONBLOCK));
-                t.log("waited", began.elapsed() >= Duration::from_millis(90));
-                let _ = sys::set_timeval(fd, libc::SO_RCVTIMEO, 0, 0);
-                t.tell("close");
-                t.log("eof", sys::splice(fd, to, 100, 0));
-            },
-            |t| {
-                let fd = t.client();
-                t.pour(fd, 21, 100_000);
-                t.wait("close");
-                t.log("close", sys::close(fd));
-            },
-        ),
-        pair(
-            "data/splice-in-beside-a-receiver",
-            "a splice waits for room in its pipe while another thread receives: each byte goes one way",
-            |t| {
-                let fd = t.server();
-                let [from, to] = sys::pipe();
-                sys::set_nonblocking(to, true);
-                let mut full = 0;
-                while let Ok(n) = sys::write(to, &[b'-'; 4096]) {
-                    full += n;
-                }
-                sys::set_nonblocking(to, false);
-                t.tell("go");
-                await_bytes(fd, 80);
-                let splicer = blocked(move || sys::splice(fd, to, 100, 0));
-                t.log_text("received", &recv_exact(fd, 60));
-                assert!(recv_pipe(from, full).iter().all(|b| *b == b'-'));
-                t.log("spliced", splicer.join().expect("thread"));
-                t.log_text("through the pipe", &recv_pipe(from, 20));
-                t.log("no more", sys::recv(fd, &mut [0; 8], MSG_DONTWAIT));
-                // Nobody reads any more: nothing is taken.
-                t.tell("again");
-                await_bytes(fd, 5);
-                sys::ignore_signal(libc::SIGPIPE);
-                t.log("close", sys::close(from));
-                t.log("nobody reads", sys::splice(fd, to, 100, 0));
-                t.log_text("is still there", &recv_exact(fd, 5));
-                t.tell("end");
-            },
-            |t| {
-                let fd = t.client();
-                t.wait("go");
-                let bytes: Vec<u8> = (b'!'..b'!' + 80).collect();
-                send_all(fd, &bytes);
-                t.wait("again");
-                send_all(fd, b"after");
-                t.wait("end");
-            },
-        ),
-        pair(
-            "data/stdio",
-            "fdopen on the socket: stdio's own reads and writes, after bytes were waiting",
-            |t| {
-                let fd = t.server();
-                await_bytes(fd, 6);
-                let stream = Stream::fdopen(fd, "r+").expect("fdopen");
-                t.went_back(fd, "stdio-stream");
-                for _ in 0..3 {
-                    t.log("line", stream.gets());
-                    t.log("flush", stream.flush());
-                    t.log("puts", stream.puts("answer\n"));
-                    t.log("flush", stream.flush());
-                }
-                let mut buf = vec![0; 100_000];
-                let n = stream.read(&mut buf);
-                let mut check = t.receiver(fd, 22);
-                check.accept(&buf[..n]);
-                t.log("fread", check.verdict());
-                t.log("close", stream.close());
-                t.log("closed", sys::of_closed(|| sys::recv(fd, &mut [0; 1], 0)));
-            },
-            |t| {
-                let fd = t.client();
-                for i in 0..3 {
-                    send_all(fd, format!("ask {i}\n").as_bytes());
-                    t.log_text("answer", &recv_exact(fd, 7));
-                }
-                t.pour(fd, 22, 100_000);
-                t.log("eof", sys::recv(fd, &mut [0; 8], 0));
-            },
-        )
-        .demoted(),
-        pair(
-            "data/stdio-writer",
-            "fdopen for writing: large fwrite, and the close of the stream is the EOF",
-            |t| {
-                let fd = t.server();
-                t.drain_to_end(fd, 23);
-            },
-            |t| {
-                let fd = t.client();
-                let bytes = t.sender(fd, 23).upcoming(300_000);
-                let stream = Stream::fdopen(fd, "w").expect("fdopen");
-                t.went_back(fd, "stdio-stream");
-                for part in bytes.chunks(7001) {
-                    assert!(stream.write(part) == part.len());
-                }
-                t.log("close", stream.close());
-            },
-        )
-        .demoted(),
-        pair(
-            "data/bytes-in-queue-message",
-            "TCP_INQ: recvmsg tells how much is left",
-            |t| {
-                let fd = t.server();
-                t.log("set", sys::setopt(fd, libc::IPPROTO_TCP, 36, 1));
-                t.went_back(fd, "socket-option");
-                t.tell("go");
-                await_bytes(fd, 100);
-                let got = sys::recvmsg_full(fd, &mut [&mut [0; 30]], 0).expect("recvmsg");
-                t.log("inq", (got.bytes, got.control));
-            },
-            |t| {
-                let fd = t.client();
-                t.wait("go");
-                send_all(fd, &[5; 100]);
-                t.log("eof", sys::recv(fd, &mut [0; 8], 0).is_ok());
-            },
-        )
-        .demoted(),
-        pair(
-            "data/peek-offset",
-            "SO_PEEK_OFF: successive peeks advance",
-            |t| {
-                let fd = t.server();
-                t.log("set", sys::setopt(fd, SOL_SOCKET, libc::SO_PEEK_OFF, 2));
-                t.went_back(fd, "socket-option");
-                t.tell("go");
-                await_bytes(fd, 9);
-                let mut buf = [0; 3];
-                for _ in 0..2 {
-                    let n = sys::recv(fd, &mut buf, MSG_PEEK).unwrap_or(0);
-                    t.log_text("peek", &buf[..n]);
-                }
-                t.log_text("data", &recv_exact(fd, 9));
-            },
-            |t| {
-                let fd = t.client();
-                t.wait("go");
-                send_all(fd, b"012345678");
-                t.log("eof", sys::recv(fd, &mut [0; 8], 0));
-            },
-        )
-        .demoted(),
-        pair(
-            "data/control-behind-bytes",
-            "a message with control data, sent behind others to a peer that is stopped, comes behind them",
-            |t| {
-                let fd = t.server();
-                let peer: libc::pid_t = t.hear().parse().expect("pid");
-                let bytes = Pattern::new(8).bytes(0, 21 * 512);
-                sys::kill(peer, libc::SIGSTOP).expect("stop");
-                for part in bytes[..20 * 512].chunks(512) {
-                    send_all(fd, part);
-                }
-                let goes_on = std::thread::spawn(move || {
-                    sys::sleep_ms(300);
-                    sys::kill(peer, libc::SIGCONT)
-                });
-                t.log("sent", sys::sendmsg_with_control(fd, &[&bytes[20 * 512..]], 0));
-                goes_on.join().expect("thread").expect("continue");
-                t.sends_over_tcp(fd, "socket-option");
-                t.tell("end");
-            },
-            |t| {
-                let fd = t.client();
-                t.tell(&sys::getpid().to_string());
-                let got = recv_exact(fd, 21 * 512);
-                t.log("first error", Pattern::new(8).first_error(0, &got));
-                t.wait("end");
-            },
-        )
-        .demoted(),
-        pair(
-            "data/control-behind-returned-bytes",
-            "as before, where the receiver takes back what it has not read, and small buffers hold little of it",
-            |t| {
-                let listener = t.listener();
-                sys::setopt(listener, SOL_SOCKET, libc::SO_SNDBUF, 8192).expect("SO_SNDBUF");
-                t.publish(listener);
-                let fd = t.accept(listener);
-                let pattern = Pattern::new(9);
-                let mut sent = 0;
-                while let Ok(n) = sys::send(fd, &pattern.bytes(sent as u64, 1000), libc::MSG_DONTWAIT) {
-                    sent += n;
-                }
-                t.tell(&(sent + 40_000).to_string());
-                t.wait("taken back");
-                let rest = pattern.bytes(sent as u64, 40_000);
-                let sender = blocked(move || {
-                    let mut at = 0;
-                    while at < rest.len() {
-                        at += sys::sendmsg_with_control(fd, &[&rest[at..]], 0).expect("sendmsg");
-                    }
-                });
-                t.tell("read");
-                sender.join().expect("thread");
-                t.wait("all");
-            },
-            |t| {
-                let addr = t.hear_addr();
-                let fd = sys::socket(addr.family(), libc::SOCK_STREAM, 0).expect("socket");
-                sys::setopt(fd, SOL_SOCKET, libc::SO_RCVBUF, 8192).expect("SO_RCVBUF");
-                sys::connect(fd, addr).expect("connect");
-                t.warm_client(fd);
-                let total: usize = t.hear().parse().expect("number");
-                sys::setopt(fd, SOL_SOCKET, libc::SO_RCVLOWAT, 2).expect("SO_RCVLOWAT");
-                t.tell("taken back");
-                t.wait("read");
-                // A reader that is slow: the sender has to wait for longer than the library waits
-                // for it.
-                sys::sleep_ms(200);
-                let got = recv_exact(fd, total);
-                t.log("first error", Pattern::new(9).first_error(0, &got));
-                t.tell("all");
-            },
-        )
-        .demoted(),
-        pair(
-            "data/not-seekable",
-            "pread, pwrite, lseek and positioned vectors on a socket are ESPIPE",
-            |t| {
-                let fd = t.server();
-                await_bytes(fd, 4);
-                t.log("pread", sys::pread(fd, &mut [0; 4], 0));
-                t.log("pwrite", sys::pwrite(fd, b"data", 0));
-                t.log("lseek", sys::lseek(fd, 0, libc::SEEK_CUR));
-                t.log("preadv2 at 0", sys::preadv2(fd, &mut [&mut [0; 4]], 0, 0));
-                t.log("pwritev2 at 0", sys::pwritev2(fd, &[b"data"], 0, 0));
-                t.log("ftruncate-like copy", sys::copy_file_range(fd, fd, 4));
-                t.log_text("data", &recv_exact(fd, 4));
-            },
-            |t| {
-                let fd = t.client();
-                send_all(fd, b"data");
-                t.log("eof", sys::recv(fd, &mut [0; 8], 0));
-            },
-        ),
-        pair(
             "data/many-messages",
             "sendmmsg and recvmmsg: lengths of each message, MSG_WAITFORONE",
             |t| {
                 let fd = t.server();
                 await_bytes(fd, 21);
                 let (mut a, mut b, mut c) = ([0; 5], [0; 5], [0; 100]);
-                t.log("recvmmsg", sys::recvmmsg(fd, &mut [&mut a, &mut b, &mut c], MSG_WAITFORONE, None));
+                t.log(
+                    "recvmmsg",
+                    sys::recvmmsg(fd, &mut [&mut a, &mut b, &mut c], MSG_WAITFORONE, None),
+                );
                 t.log_text("first", &a);
                 t.log_text("second", &b);
                 t.log_text("third", &c[..11]);
                 t.log("nothing", sys::recvmmsg(fd, &mut [&mut a, &mut b], MSG_DONTWAIT, None));
                 t.tell("go");
                 await_bytes(fd, 3);
-                t.log("one is enough", sys::recvmmsg(fd, &mut [&mut a, &mut b], MSG_WAITFORONE, None));
+                t.log(
+                    "one is enough",
+                    sys::recvmmsg(fd, &mut [&mut a, &mut b], MSG_WAITFORONE, None),
+                );
                 t.tell("go");
-                t.log("waits for both", sys::recvmmsg(fd, &mut [&mut a[..1], &mut b[..1]], 0, None));
+                t.log(
+                    "waits for both",
+                    sys::recvmmsg(fd, &mut [&mut a[..1], &mut b[..1]], 0, None),
+                );
             },
             |t| {
                 let fd = t.client();
-                t.log("sendmmsg", sys::sendmmsg(fd, &[b"one", b"", b"three", b"and the fourth"], 0).map(|v| v.len()));
+                t.log(
+                    "sendmmsg",
+                    sys::sendmmsg(fd, &[b"one", b"", b"three", b"and the fourth"], 0)
+                        .map(|v| v.len()),
+                );
                 // The total is 3 + 0 + 5 + 14 = 22 bytes, of which 21 are awaited and 5 + 5 + 12
                 // are read.
                 t.wait("go");
@@ -1283,50 +716,35 @@ pub fn list() -> Vec<Scenario> {
             },
         )
         .any_path(),
-        pair(
-            "data/unknown-flags",
-            "flags without a meaning for TCP are ignored or refused as the kernel does",
+        alone(
+            "data/wrong-fds",
+            "data calls on what is no connected socket: EBADF, ENOTSOCK, ENOTCONN, EPIPE",
             |t| {
-                let fd = t.server();
-                await_bytes(fd, 12);
+                sys::ignore_signal(libc::SIGPIPE);
                 let mut buf = [0; 4];
-                t.log("MSG_CMSG_CLOEXEC", sys::recvmsg(fd, &mut [&mut buf], libc::MSG_CMSG_CLOEXEC));
-                t.log("MSG_NOSIGNAL", sys::recv(fd, &mut buf, MSG_NOSIGNAL));
-                t.log("MSG_CONFIRM", sys::recv(fd, &mut buf, libc::MSG_CONFIRM));
-                t.log("eof", sys::recv(fd, &mut [0; 8], 0));
-            },
-            |t| {
-                let fd = t.client();
-                t.log("MSG_EOR", sys::send(fd, b"abcd", libc::MSG_EOR));
-                t.log("MSG_DONTROUTE", sys::send(fd, b"efgh", libc::MSG_DONTROUTE));
-                t.log("MSG_CONFIRM", sys::send(fd, b"ijkl", libc::MSG_CONFIRM));
+                for (label, fd) in [("-1", -1), ("999", 999)] {
+                    t.say(label);
+                    t.log("read", sys::read(fd, &mut buf));
+                    t.log("write", sys::write(fd, b"x"));
+                    t.log("recv", sys::recv(fd, &mut buf, 0));
+                    t.log("send", sys::send(fd, b"x", 0));
+                    t.log("shutdown", sys::shutdown(fd, libc::SHUT_WR));
+                    t.log("close", sys::close(fd));
+                }
+                let [from, to] = sys::pipe();
+                t.log("recv on a pipe", sys::recv(from, &mut buf, 0));
+                t.log("send on a pipe", sys::send(to, b"x", 0));
+                t.log("connect a pipe", sys::connect(to, Addr::V4([127, 0, 0, 1], 1)));
+                let fresh = sys::socket(libc::AF_INET, libc::SOCK_STREAM, 0).expect("socket");
+                t.log("recv unconnected", sys::recv(fresh, &mut buf, 0));
+                t.log("read unconnected", sys::read(fresh, &mut buf));
+                t.log("send unconnected", sys::send(fresh, b"x", MSG_NOSIGNAL));
+                t.log("write unconnected", sys::write(fresh, b"x"));
+                let listener = t.listener();
+                t.log("recv on a listener", sys::recv(listener, &mut buf, 0));
+                t.log("send on a listener", sys::send(listener, b"x", 0));
             },
         ),
-        alone("data/wrong-fds", "data calls on what is no connected socket: EBADF, ENOTSOCK, ENOTCONN, EPIPE", |t| {
-            sys::ignore_signal(libc::SIGPIPE);
-            let mut buf = [0; 4];
-            for (label, fd) in [("-1", -1), ("999", 999)] {
-                t.say(label);
-                t.log("read", sys::read(fd, &mut buf));
-                t.log("write", sys::write(fd, b"x"));
-                t.log("recv", sys::recv(fd, &mut buf, 0));
-                t.log("send", sys::send(fd, b"x", 0));
-                t.log("shutdown", sys::shutdown(fd, libc::SHUT_WR));
-                t.log("close", sys::close(fd));
-            }
-            let [from, to] = sys::pipe();
-            t.log("recv on a pipe", sys::recv(from, &mut buf, 0));
-            t.log("send on a pipe", sys::send(to, b"x", 0));
-            t.log("connect a pipe", sys::connect(to, Addr::V4([127, 0, 0, 1], 1)));
-            let fresh = sys::socket(libc::AF_INET, libc::SOCK_STREAM, 0).expect("socket");
-            t.log("recv unconnected", sys::recv(fresh, &mut buf, 0));
-            t.log("read unconnected", sys::read(fresh, &mut buf));
-            t.log("send unconnected", sys::send(fresh, b"x", MSG_NOSIGNAL));
-            t.log("write unconnected", sys::write(fresh, b"x"));
-            let listener = t.listener();
-            t.log("recv on a listener", sys::recv(listener, &mut buf, 0));
-            t.log("send on a listener", sys::send(listener, b"x", 0));
-        }),
         alone("data/one-process", "both ends in one thread: small and large exchanges", |t| {
             let (near, far) = t.pair();
             for size in [1usize, 100, 5000, 60_000] {
@@ -1340,13 +758,4 @@ pub fn list() -> Vec<Scenario> {
             t.log("eof", sys::recv(far, &mut [0; 1], 0));
         }),
     ]
-}
-
-fn recv_pipe(fd: i32, len: usize) -> Vec<u8> {
-    let mut buf = vec![0; len];
-    let mut at = 0;
-    while at < len {
-        at += sys::read(fd, &mut buf[at..]).expect("read the pipe");
-    }
-    buf
 }

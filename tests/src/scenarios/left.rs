@@ -76,10 +76,22 @@ const READS: [(&str, bool, fn(Fd) -> R); 13] = [
 /// A process that accepts `count` connections and waits until all bytes are there; does `work` when
 /// the client has left; and dies when the client says so.
 fn dying(t: &Ctx, death: i32, count: usize, work: impl FnOnce(&[Fd])) {
+    dying_behind(t, death, count, |_| {}, work);
+}
+
+/// The same, which does something first.
+fn dying_behind(
+    t: &Ctx,
+    death: i32,
+    count: usize,
+    first: impl FnOnce(&[Fd]),
+    work: impl FnOnce(&[Fd]),
+) {
     let listener = t.listener();
     t.publish(listener);
     let [from, to] = sys::pipe();
     let child = doomed(t, listener, count, |t, fds| {
+        first(fds);
         fds.iter().for_each(|fd| await_bytes(*fd, SENT));
         t.tell("there");
         let _ = sys::read(from, &mut [0]);
@@ -98,12 +110,28 @@ fn dying(t: &Ctx, death: i32, count: usize, work: impl FnOnce(&[Fd])) {
 fn left(t: &Ctx, count: usize) -> Vec<Fd> {
     let addr = t.hear_addr();
     let fds: Vec<Fd> = (0..count).map(|_| t.connect(addr)).collect();
+    all_leave(t, &fds);
+    fds
+}
+
+fn all_leave(t: &Ctx, fds: &[Fd]) {
     fds.iter().for_each(|fd| send_all(*fd, &[1; SENT]));
     t.wait("there");
     fds.iter().for_each(|fd| leave(*fd));
     t.tell("left");
     t.wait("done");
-    fds
+}
+
+/// One that is killed with all unread, and one that is killed with all read.
+fn killed_readers(t: &Ctx) {
+    for reads in [false, true] {
+        dying(t, SIGKILL, 1, |fds| {
+            if reads {
+                recv_exact(fds[0], SENT);
+            }
+        });
+    }
+    t.meet("over");
 }
 
 fn dies(t: &Ctx) {
@@ -300,26 +328,13 @@ fn deaths() -> Vec<Scenario> {
             |t| {
                 for death in DEATHS {
                     for reads in [false, true] {
-                        let listener = t.listener();
-                        t.publish(listener);
-                        let [from, to] = sys::pipe();
-                        let child = doomed(t, listener, 1, |t, fds| {
-                            t.pour(fds[0], 3, 1000);
-                            await_bytes(fds[0], SENT);
-                            t.tell("there");
-                            let _ = sys::read(from, &mut [0]);
+                        let pours = |fds: &[Fd]| t.pour(fds[0], 3, 1000);
+                        dying_behind(t, death, 1, pours, |fds| {
                             leave(fds[0]);
                             if reads {
                                 recv_exact(fds[0], SENT);
                             }
-                            t.tell("done");
                         });
-                        t.wait("left");
-                        let _ = sys::write(to, b"x");
-                        t.wait("end");
-                        end(child, death);
-                        t.tell("ended");
-                        let _ = (sys::close(from), sys::close(to), sys::close(listener));
                     }
                 }
                 t.meet("over");
@@ -373,11 +388,7 @@ fn others() -> Vec<Scenario> {
             |t| {
                 for reads in [false, true] {
                     let fds = t.clients(3);
-                    fds.iter().for_each(|fd| send_all(*fd, &[1; SENT]));
-                    t.wait("there");
-                    fds.iter().for_each(|fd| leave(*fd));
-                    t.tell("left");
-                    t.wait("done");
+                    all_leave(t, &fds);
                     dies(t);
                     for (fd, name) in fds.iter().zip(["closed", "closed twice", "shut down"]) {
                         heard(t, &format!("{name}, {reads}"), *fd);
@@ -534,16 +545,7 @@ fn others() -> Vec<Scenario> {
         pair(
             "left/by-a-child",
             "a forked child goes on with a connection on TCP, and the peer dies with bytes of the parent's unread, or read",
-            |t| {
-                for reads in [false, true] {
-                    dying(t, SIGKILL, 1, |fds| {
-                        if reads {
-                            recv_exact(fds[0], SENT);
-                        }
-                    });
-                }
-                t.meet("over");
-            },
+            killed_readers,
             |t| {
                 for reads in [false, true] {
                     let fd = t.connect(t.hear_addr());
@@ -572,16 +574,7 @@ fn others() -> Vec<Scenario> {
         pair(
             "left/to-a-program",
             "a program without the library goes on with a connection, and the peer dies with bytes of before unread, or read: it sees an error, or the end",
-            |t| {
-                for reads in [false, true] {
-                    dying(t, SIGKILL, 1, |fds| {
-                        if reads {
-                            recv_exact(fds[0], SENT);
-                        }
-                    });
-                }
-                t.meet("over");
-            },
+            killed_readers,
             |t| {
                 for reads in [false, true] {
                     let fd = t.connect(t.hear_addr());

@@ -30,6 +30,13 @@ fn says_hello(t: &Ctx) {
     t.log("end", sys::recv(fd, &mut [0; 8], 0));
 }
 
+/// Says hello, and hears how it ends.
+fn hello_to_the_end(t: &Ctx, fd: Fd) {
+    send_all(fd, b"hello");
+    t.log("end", sys::recv(fd, &mut [0; 8], 0));
+    t.log("close", sys::close(fd));
+}
+
 /// Its server's: takes it from the listener, which is readable.
 fn hears_hello(t: &Ctx, listener: Fd) {
     t.log("readable", sys::await_events(listener, POLLIN, 10_000));
@@ -188,9 +195,7 @@ pub fn list() -> Vec<Scenario> {
                     }
                     t.log("connect", sys::connect(fd, addr));
                     t.log("nodelay", sys::getopt(fd, IPPROTO_TCP, TCP_NODELAY));
-                    send_all(fd, b"hello");
-                    t.log("end", sys::recv(fd, &mut [0; 8], 0));
-                    t.log("close", sys::close(fd));
+                    hello_to_the_end(t, fd);
                 }
             },
         )
@@ -252,9 +257,7 @@ pub fn list() -> Vec<Scenario> {
                     t.log("connect", sys::connect(fd, addr));
                     t.log("from", sys::getsockname(fd).map(sys::Addr::host));
                     t.log("nodelay", nodelay(fd));
-                    send_all(fd, b"hello");
-                    t.log("end", sys::recv(fd, &mut [0; 8], 0));
-                    t.log("close", sys::close(fd));
+                    hello_to_the_end(t, fd);
                 }
             },
         )
@@ -284,9 +287,7 @@ pub fn list() -> Vec<Scenario> {
                         t.log("child", child.join());
                     }
                     give_options(t, fd, i);
-                    send_all(fd, b"hello");
-                    t.log("end", sys::recv(fd, &mut [0; 8], 0));
-                    t.log("close", sys::close(fd));
+                    hello_to_the_end(t, fd);
                 }
             },
         )
@@ -324,9 +325,7 @@ pub fn list() -> Vec<Scenario> {
                     let fd = tcp();
                     t.log("connect", sys::connect(fd, addr));
                     t.log("from", sys::getsockname(fd).map(sys::Addr::host));
-                    send_all(fd, b"hello");
-                    t.log("end", sys::recv(fd, &mut [0; 8], 0));
-                    t.log("close", sys::close(fd));
+                    hello_to_the_end(t, fd);
                 }
             },
         )

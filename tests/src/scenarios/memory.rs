@@ -272,7 +272,8 @@ pub fn list() -> Vec<Scenario> {
                 send_all(fd, b"1");
                 t.meet("end");
             },
-        ),
+        )
+        .waits(2),
         pair(
             "memory/epoll-both",
             "a bad event buffer in a set of an accelerated socket and a pipe, both edge-triggered: a good one then gets both edges",

@@ -137,7 +137,8 @@ pub fn list() -> Vec<Scenario> {
                     t.wait("all");
                 }
             },
-        ),
+        )
+        .waits(2),
         pair(
             "promotion/several-buffers",
             "a receive into several buffers takes all that is there, also where it came over TCP",

@@ -396,6 +396,7 @@ pub fn list() -> Vec<Scenario> {
                 t.meet("end");
             },
         )
+        .waits(6)
         .skip(UNWATCHED),
         pair(
             "raw/left-unread-by-sleepers",
@@ -425,6 +426,7 @@ pub fn list() -> Vec<Scenario> {
                 t.meet("end");
             },
         )
+        .waits(4)
         .skip(UNWATCHED),
         pair(
             "raw/later-write",

@@ -4,8 +4,8 @@ use super::epoll::{
     ET, EXCLUSIVE, IN, ONESHOT, OUT, UNORDERED_ON_THE_WAY, add, ask, four_bytes, no_edge, obedient,
     set, show,
 };
-use crate::ctx::{await_bytes, blocked, recv_exact};
-use crate::scenario::{Scenario, pair};
+use crate::ctx::{Ctx, await_bytes, blocked, recv_exact};
+use crate::scenario::{Scenario, obeyed, pair};
 use crate::sys::{self, Fd};
 use libc::{EPOLL_CTL_DEL as DEL, EPOLL_CTL_MOD as MOD};
 
@@ -14,13 +14,26 @@ fn asleep_in(set: Fd) -> std::thread::JoinHandle<Result<Vec<(u32, u64)>, sys::E>
     blocked(move || sys::epoll_wait(set, 8, 10_000))
 }
 
+/// The server's address, a socket that is not connected to it yet, and two sets.
+fn unconnected(t: &Ctx) -> (sys::Addr, Fd, [Fd; 2]) {
+    let addr = t.hear_addr();
+    let fd = sys::socket(libc::AF_INET, libc::SOCK_STREAM, 0).expect("socket");
+    (addr, fd, [set(), set()])
+}
+
+/// Reads what [`four_bytes`] has sent, of a connection that is accelerated still.
+fn sees_data(t: &Ctx, fd: Fd) {
+    t.log_text("data", &recv_exact(fd, 4));
+    t.still_fast(fd);
+    t.tell("seen");
+}
+
 pub fn list() -> Vec<Scenario> {
     vec![
-        pair(
+        obeyed(
             "epoll/two-sets",
             "one connection in two sets: both report it",
-            |t| {
-                let fd = t.server();
+            |t, fd| {
                 let (a, b) = (set(), set());
                 add(a, fd, IN, 1);
                 add(b, fd, IN | ET, 2);
@@ -36,15 +49,12 @@ pub fn list() -> Vec<Scenario> {
                 t.log("mod in a", sys::epoll_ctl(a, MOD, fd, IN, 3));
                 t.log("twice", sys::epoll_ctl(b, libc::EPOLL_CTL_ADD, fd, IN, 4));
                 t.still_fast(fd);
-                t.tell("x");
             },
-            |t| obedient(t, 1),
         ),
-        pair(
+        obeyed(
             "epoll/moves-between-sets",
             "a connection that is put into a second set, and taken out of the first when that reports it: again and again",
-            |t| {
-                let fd = t.server();
+            |t, fd| {
                 let (mut old, mut new) = (set(), set());
                 add(old, fd, IN, 0);
                 for round in 1..20 {
@@ -59,15 +69,12 @@ pub fn list() -> Vec<Scenario> {
                     (old, new) = (new, old);
                 }
                 t.still_fast(fd);
-                t.tell("x");
             },
-            |t| obedient(t, 1),
         ),
-        pair(
+        obeyed(
             "epoll/moves-between-many-sets",
             "a connection that goes through seven sets, deleted in each when the next has it",
-            |t| {
-                let fd = t.server();
+            |t, fd| {
                 let sets = [(); 7].map(|()| set());
                 add(sets[0], fd, IN, 0);
                 for i in 1..28 {
@@ -80,15 +87,12 @@ pub fn list() -> Vec<Scenario> {
                     recv_exact(fd, 1);
                 }
                 t.still_fast(fd);
-                t.tell("x");
             },
-            |t| obedient(t, 1),
         ),
-        pair(
+        obeyed(
             "epoll/asleep-in-several-sets",
             "threads asleep in each of four sets are woken by one byte, and by room",
-            |t| {
-                let fd = t.server();
+            |t, fd| {
                 let sets = [set(), set(), set(), set()];
                 let kinds = [IN, IN | ET, IN | ONESHOT, IN | OUT | ET];
                 for (set, kind) in sets.iter().zip(kinds) {
@@ -111,15 +115,12 @@ pub fn list() -> Vec<Scenario> {
                 show(t, "end", sys::epoll_wait(sets[0], 8, 5000));
                 show(t, "fired", sys::epoll_wait(sets[2], 8, 0));
                 t.still_fast(fd);
-                t.tell("x");
             },
-            |t| obedient(t, 1),
         ),
-        pair(
+        obeyed(
             "epoll/one-of-several-sets-closed",
             "a set that is closed takes nothing from the others; nor does the end of its connection",
-            |t| {
-                let fd = t.server();
+            |t, fd| {
                 let (a, b, c) = (set(), set(), set());
                 add(a, fd, IN, 1);
                 add(b, fd, IN, 2);
@@ -132,15 +133,12 @@ pub fn list() -> Vec<Scenario> {
                 t.log("close", sys::close(fd));
                 show(t, "b, closed", sys::epoll_wait(b, 8, 20));
                 show(t, "c, closed", sys::epoll_wait(c, 8, 20));
-                t.tell("x");
             },
-            |t| obedient(t, 1),
         ),
-        pair(
+        obeyed(
             "epoll/deleted-and-put-elsewhere",
             "a connection that is deleted in one set and added to another, and back, while it is in a third",
-            |t| {
-                let fd = t.server();
+            |t, fd| {
                 let (a, b, c) = (set(), set(), set());
                 add(a, fd, IN, 1);
                 t.log("del", sys::epoll_ctl(a, DEL, fd, 0, 0));
@@ -160,15 +158,12 @@ pub fn list() -> Vec<Scenario> {
                 show(t, "a", sys::epoll_wait(a, 8, 5000));
                 show(t, "c", sys::epoll_wait(c, 8, 5000));
                 t.still_fast(fd);
-                t.tell("x");
             },
-            |t| obedient(t, 1),
         ),
-        pair(
+        obeyed(
             "epoll/five-sets",
             "one connection in five sets: all report it",
-            |t| {
-                let fd = t.server();
+            |t, fd| {
                 let sets = [set(), set(), set(), set(), set()];
                 for (i, set) in (0..).zip(sets) {
                     add(set, fd, IN, i);
@@ -178,16 +173,13 @@ pub fn list() -> Vec<Scenario> {
                     show(t, "each", sys::epoll_wait(set, 8, 5000));
                 }
                 t.went_back(fd, "several-epoll-sets");
-                t.tell("x");
             },
-            |t| obedient(t, 1),
         )
         .demoted(),
-        pair(
+        obeyed(
             "epoll/two-sets-exclusive",
             "one connection in two sets, in one of them with EPOLLEXCLUSIVE: whoever sleeps there is woken",
-            |t| {
-                let fd = t.server();
+            |t, fd| {
                 let (a, b) = (set(), set());
                 add(a, fd, IN | EXCLUSIVE, 1);
                 add(b, fd, IN, 2);
@@ -198,9 +190,7 @@ pub fn list() -> Vec<Scenario> {
                 }
                 t.wait("did");
                 t.went_back(fd, "several-epoll-sets");
-                t.tell("x");
             },
-            |t| obedient(t, 1),
         )
         .demoted(),
         pair(
@@ -208,9 +198,7 @@ pub fn list() -> Vec<Scenario> {
             "a socket in two sets before it is connected: both report",
             four_bytes,
             |t| {
-                let addr = t.hear_addr();
-                let fd = sys::socket(libc::AF_INET, libc::SOCK_STREAM, 0).expect("socket");
-                let (one, other) = (set(), set());
+                let (addr, fd, [one, other]) = unconnected(t);
                 add(one, fd, IN, 1);
                 add(other, fd, IN, 2);
                 t.log("connect", sys::connect(fd, addr));
@@ -219,9 +207,7 @@ pub fn list() -> Vec<Scenario> {
                 await_bytes(fd, 4);
                 show(t, "one", sys::epoll_wait(one, 8, 5000));
                 show(t, "other", sys::epoll_wait(other, 8, 5000));
-                t.log_text("data", &recv_exact(fd, 4));
-                t.still_fast(fd);
-                t.tell("seen");
+                sees_data(t, fd);
             },
         ),
         pair(
@@ -229,9 +215,7 @@ pub fn list() -> Vec<Scenario> {
             "a socket that is in two sets, and taken out of one of them, before it is connected",
             four_bytes,
             |t| {
-                let addr = t.hear_addr();
-                let fd = sys::socket(libc::AF_INET, libc::SOCK_STREAM, 0).expect("socket");
-                let (one, other) = (set(), set());
+                let (addr, fd, [one, other]) = unconnected(t);
                 add(one, fd, IN, 1);
                 add(other, fd, IN, 2);
                 t.log("del", sys::epoll_ctl(one, DEL, fd, 0, 0));
@@ -241,9 +225,7 @@ pub fn list() -> Vec<Scenario> {
                 await_bytes(fd, 4);
                 show(t, "one", sys::epoll_wait(one, 8, 0));
                 show(t, "other", sys::epoll_wait(other, 8, 5000));
-                t.log_text("data", &recv_exact(fd, 4));
-                t.still_fast(fd);
-                t.tell("seen");
+                sees_data(t, fd);
             },
         ),
         pair(
@@ -251,9 +233,7 @@ pub fn list() -> Vec<Scenario> {
             "ONESHOT in two sets before the connection is accelerated, one armed when it may be: each fires once",
             four_bytes,
             |t| {
-                let addr = t.hear_addr();
-                let fd = sys::socket(libc::AF_INET, libc::SOCK_STREAM, 0).expect("socket");
-                let (one, other) = (set(), set());
+                let (addr, fd, [one, other]) = unconnected(t);
                 t.log("connect", sys::connect(fd, addr));
                 add(one, fd, IN | ONESHOT, 1);
                 add(other, fd, IN | OUT | ONESHOT, 2);
@@ -278,9 +258,7 @@ pub fn list() -> Vec<Scenario> {
             "a registration with ONESHOT has fired, and its program goes on in blocking calls: armed again, it fires again",
             four_bytes,
             |t| {
-                let addr = t.hear_addr();
-                let fd = sys::socket(libc::AF_INET, libc::SOCK_STREAM, 0).expect("socket");
-                let (one, other) = (set(), set());
+                let (addr, fd, [one, other]) = unconnected(t);
                 t.log("connect", sys::connect(fd, addr));
                 add(one, fd, OUT | ONESHOT, 1);
                 add(other, fd, OUT | ET | ONESHOT, 2);
@@ -296,9 +274,7 @@ pub fn list() -> Vec<Scenario> {
                 show(t, "fired", sys::epoll_wait(other, 8, 20));
                 t.log("mod", sys::epoll_ctl(other, MOD, fd, IN | OUT | ET | ONESHOT, 4));
                 show(t, "both", sys::epoll_wait(other, 8, 5000));
-                t.log_text("data", &recv_exact(fd, 4));
-                t.still_fast(fd);
-                t.tell("seen");
+                sees_data(t, fd);
             },
         ),
         pair(
@@ -306,9 +282,7 @@ pub fn list() -> Vec<Scenario> {
             "a registration with ONESHOT is armed, nobody waits, and its program goes on in blocking calls: it fires once when somebody waits",
             four_bytes,
             |t| {
-                let addr = t.hear_addr();
-                let fd = sys::socket(libc::AF_INET, libc::SOCK_STREAM, 0).expect("socket");
-                let (one, other) = (set(), set());
+                let (addr, fd, [one, other]) = unconnected(t);
                 t.log("connect", sys::connect(fd, addr));
                 add(one, fd, IN | ONESHOT, 1);
                 add(other, fd, OUT | ET | ONESHOT, 2);
@@ -321,16 +295,13 @@ pub fn list() -> Vec<Scenario> {
                 show(t, "fired", sys::epoll_wait(one, 8, 20));
                 t.log("mod", sys::epoll_ctl(one, MOD, fd, IN | ONESHOT, 3));
                 show(t, "armed", sys::epoll_wait(one, 8, 5000));
-                t.log_text("data", &recv_exact(fd, 4));
-                t.still_fast(fd);
-                t.tell("seen");
+                sees_data(t, fd);
             },
         ),
-        pair(
+        obeyed(
             "epoll/edges-of-others",
             "an edge-triggered registration hears nothing of what it has not asked for: of bytes where it waits for room, of room where it waits for bytes",
-            |t| {
-                let fd = t.server();
+            |t, fd| {
                 sys::set_nonblocking(fd, true);
                 let (bytes, room) = (set(), set());
                 add(bytes, fd, IN | ET, 1);
@@ -362,9 +333,7 @@ pub fn list() -> Vec<Scenario> {
                 show(t, "one more", sys::epoll_wait(bytes, 8, 5000));
                 t.log_text("all", &recv_exact(fd, 6));
                 t.still_fast(fd);
-                t.tell("x");
             },
-            |t| obedient(t, 1),
         )
         .skip(&[("rdma", "an edge may be told twice where it comes from a device")]),
         pair(
@@ -429,11 +398,10 @@ pub fn list() -> Vec<Scenario> {
             },
             |t| obedient(t, 2),
         ),
-        pair(
+        obeyed(
             "epoll/several-sets-in-a-child",
             "a connection in two sets, of which a forked child waits for one",
-            |t| {
-                let fd = t.server();
+            |t, fd| {
                 let (a, b) = (set(), set());
                 add(a, fd, IN, 1);
                 add(b, fd, IN, 2);
@@ -447,16 +415,13 @@ pub fn list() -> Vec<Scenario> {
                 ask(t, "b0");
                 show(t, "a", sys::epoll_wait(a, 8, 5000));
                 show(t, "b", sys::epoll_wait(b, 8, 5000));
-                t.tell("x");
             },
-            |t| obedient(t, 1),
         )
         .any_path(),
-        pair(
+        obeyed(
             "epoll/two-threads-move-it",
             "two threads put a connection into their sets and take it out of them at the same time: each is told of what comes",
-            |t| {
-                let fd = t.server();
+            |t, fd| {
                 let threads = [(); 2].map(|()| {
                     std::thread::spawn(move || {
                         let mine = set();
@@ -475,15 +440,12 @@ pub fn list() -> Vec<Scenario> {
                 }
                 t.wait("did");
                 t.still_fast(fd);
-                t.tell("x");
             },
-            |t| obedient(t, 1),
         ),
-        pair(
+        obeyed(
             "epoll/oneshot-fired-then-back-on-tcp",
             "ONESHOT has fired in four sets, a fifth takes the connection back to TCP, and it is reset: none fires before it is armed",
-            |t| {
-                let fd = t.server();
+            |t, fd| {
                 let sets = [set(), set(), set(), set()];
                 for (i, set) in (0..).zip(sets) {
                     add(set, fd, IN | ONESHOT, i);
@@ -513,16 +475,13 @@ pub fn list() -> Vec<Scenario> {
                 t.log("mod", sys::epoll_ctl(d, MOD, fd, IN | ONESHOT, 7));
                 show(t, "armed", sys::epoll_wait(d, 8, 5000));
                 show(t, "fired", sys::epoll_wait(d, 8, 20));
-                t.tell("x");
             },
-            |t| obedient(t, 1),
         )
         .demoted(),
-        pair(
+        obeyed(
             "epoll/set-known-by-its-second-number",
             "a set goes on under a duplicate, and its number is another set's: what is deleted in it stays in the other",
-            |t| {
-                let fd = t.server();
+            |t, fd| {
                 let (a, b, c) = (set(), set(), set());
                 add(a, fd, IN, 1);
                 add(b, fd, IN, 2);
@@ -544,16 +503,13 @@ pub fn list() -> Vec<Scenario> {
                     show(t, "each", sys::epoll_wait(*set, 8, 5000));
                 }
                 t.went_back(fd, "several-epoll-sets");
-                t.tell("x");
             },
-            |t| obedient(t, 1),
         )
         .demoted(),
-        pair(
+        obeyed(
             "epoll/exclusive-no-more",
             "a registration with EPOLLEXCLUSIVE is deleted and made anew without it: a second set is nothing special",
-            |t| {
-                let fd = t.server();
+            |t, fd| {
                 let (a, b) = (set(), set());
                 add(a, fd, IN | EXCLUSIVE, 1);
                 t.log("del", sys::epoll_ctl(a, DEL, fd, 0, 0));
@@ -565,15 +521,12 @@ pub fn list() -> Vec<Scenario> {
                 t.log("mod", sys::epoll_ctl(a, MOD, fd, IN | ET, 4));
                 show(t, "a", sys::epoll_wait(a, 8, 5000));
                 t.still_fast(fd);
-                t.tell("x");
             },
-            |t| obedient(t, 1),
         ),
-        pair(
+        obeyed(
             "epoll/second-set-is-polled",
             "a connection is put into a second set, which is in a third",
-            |t| {
-                let fd = t.server();
+            |t, fd| {
                 let (a, b, outer) = (set(), set(), set());
                 add(a, fd, IN, 1);
                 add(outer, b, IN, 2);
@@ -583,9 +536,7 @@ pub fn list() -> Vec<Scenario> {
                 show(t, "outer", sys::epoll_wait(outer, 8, 5000));
                 show(t, "b", sys::epoll_wait(b, 8, 5000));
                 t.went_back(fd, "several-epoll-sets");
-                t.tell("x");
             },
-            |t| obedient(t, 1),
         )
         .demoted(),
         pair(

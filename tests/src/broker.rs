@@ -1,0 +1,216 @@
+//! What the processes of a scenario ask the runner: what `netacc_ss` shows of their connections.
+
+use crate::runner::Mode;
+use crate::scenario::Expect;
+use crate::ss::{Build, Connection};
+use crate::sys;
+use std::collections::HashMap;
+use std::time::{Duration, Instant};
+
+/// Answers the processes of one run.
+pub struct Broker<'a> {
+    build: &'a Build,
+    mode: Mode,
+    expect: Expect,
+    first_asked: HashMap<(u16, u16), Instant>,
+    pub problems: Vec<String>,
+    pub accelerated: bool,
+}
+
+impl<'a> Broker<'a> {
+    pub fn new(build: &'a Build, mode: Mode, expect: Expect) -> Broker<'a> {
+        let (first_asked, problems) = (HashMap::new(), Vec::new());
+        Broker { build, mode, expect, first_asked, problems, accelerated: false }
+    }
+
+    /// To a message of one of them. `None`: there is none.
+    pub fn answer(&mut self, message: &str) -> Option<String> {
+        let fields: Vec<&str> = message.split(' ').collect();
+        match fields[..] {
+            ["W", pid, peer_pid, local, peer] => {
+                let (local, peer) = (local.parse().unwrap_or(0), peer.parse().unwrap_or(0));
+                Some(self.promoted(
+                    pid.parse().unwrap_or(0),
+                    peer_pid.parse().unwrap_or(0),
+                    local,
+                    peer,
+                ))
+            }
+            ["T", pid, local, peer] => Some(self.sends_fast(
+                pid.parse().unwrap_or(0),
+                local.parse().unwrap_or(0),
+                peer.parse().unwrap_or(0),
+            )),
+            ["N", pid] => {
+                let fast = self.count_fast(pid);
+                self.accelerated |= fast > 0;
+                Some(fast.to_string())
+            }
+            ["A", pid, peer_pid, count] => Some(self.all_promoted(pid, peer_pid, count)),
+            ["S", pid, local, peer] => {
+                if self.accelerated && self.mode != Mode::Starved {
+                    let pid = pid.parse().unwrap_or(0);
+                    match self.build.connection(
+                        pid,
+                        local.parse().unwrap_or(0),
+                        peer.parse().unwrap_or(0),
+                    ) {
+                        Ok(c) if c.is_on(self.build.path) => {}
+                        // It has filled small rings, and comes back with whole ones.
+                        Ok(c) if c.has_outgrown_its_rings() => return Some("outgrown".into()),
+                        Ok(c) => {
+                            self.problems.push(format!("the connection left the fast path: {c:?}"))
+                        }
+                        Err(e) => self.problems.push(e),
+                    }
+                }
+                Some("ok".into())
+            }
+            ["R", pid, local, peer, reasons] => {
+                let wanted = reasons
+                    .split(',')
+                    .filter_map(|r| r.split_once('='))
+                    .find(|(mode, _)| *mode == self.mode.name());
+                if let Some((_, wanted)) = wanted {
+                    self.shows(
+                        pid.parse().unwrap_or(0),
+                        local.parse().unwrap_or(0),
+                        peer.parse().unwrap_or(0),
+                        &format!("the reason {wanted:?}"),
+                        |c| c.reason == wanted,
+                    );
+                }
+                Some("ok".into())
+            }
+            ["L", pid] => {
+                let may_look =
+                    matches!(self.mode, Mode::ServerOnly | Mode::ClientOnly | Mode::Looks);
+                let pid = pid.parse().unwrap_or(0);
+                let counts = ["kernel_looks", "looks_won"].map(|name| self.build.count(pid, name));
+                Some(match counts {
+                    [Some(looks), Some(won)] if may_look => format!("{looks} {won}"),
+                    _ => "none".into(),
+                })
+            }
+            [kind @ ("B" | "D"), pid, local, peer, wanted] => {
+                if self.mode == Mode::Shm {
+                    self.shows(
+                        pid.parse().unwrap_or(0),
+                        local.parse().unwrap_or(0),
+                        peer.parse().unwrap_or(0),
+                        &format!("on TCP with reason {wanted:?}"),
+                        |c| {
+                            let both = kind == "D" || c.rx_path == "tcp";
+                            c.reason == wanted && c.tx_path == "tcp" && both
+                        },
+                    );
+                }
+                Some("ok".into())
+            }
+            ["G", pid, local, peer, ""] => {
+                if self.mode == Mode::Rdma {
+                    self.shows(
+                        pid.parse().unwrap_or(0),
+                        local.parse().unwrap_or(0),
+                        peer.parse().unwrap_or(0),
+                        "on TCP both ways",
+                        |c| c.tx_path == "tcp" && c.rx_path == "tcp",
+                    );
+                }
+                Some("ok".into())
+            }
+            _ => {
+                self.problems.push(format!("unknown message {message:?}"));
+                None
+            }
+        }
+    }
+
+    /// `netacc_ss` comes to show that of a connection.
+    fn shows(
+        &mut self,
+        pid: i32,
+        local: u16,
+        peer: u16,
+        what: &str,
+        wanted: impl Fn(&Connection) -> bool,
+    ) {
+        let end = Instant::now() + Duration::from_secs(8) * sys::patience();
+        loop {
+            let found = self.build.connection(pid, local, peer);
+            if found.as_ref().is_ok_and(&wanted) {
+                return;
+            }
+            if Instant::now() > end {
+                self.problems.push(format!("not {what}: {found:?}"));
+                return;
+            }
+            std::thread::sleep(Duration::from_millis(2));
+        }
+    }
+
+    fn promoted(&mut self, pid: i32, peer_pid: i32, local: u16, peer: u16) -> String {
+        let asked = *self.first_asked.entry((local, peer)).or_insert_with(Instant::now);
+        // The far end is asked when the near one has moved: where a process takes a while to start,
+        // that is half the time.
+        let moved =
+            |c: &Result<Connection, String>| c.as_ref().is_ok_and(|c| c.is_on(self.build.path));
+        let near = self.build.connection(pid, local, peer);
+        let far = moved(&near).then(|| self.build.connection(peer_pid, peer, local));
+        if far.as_ref().is_some_and(moved) {
+            self.accelerated = true;
+            return "yes".into();
+        }
+        self.patience(asked, 1, &format!("near {near:?}, far {far:?}"))
+    }
+
+    fn count_fast(&self, pid: &str) -> usize {
+        let all = self.build.connections(pid.parse().unwrap_or(0)).unwrap_or_default();
+        all.iter().filter(|c| c.is_on(self.build.path)).count()
+    }
+
+    /// As [`Self::promoted`], of so many connections of both processes.
+    fn all_promoted(&mut self, pid: &str, peer_pid: &str, count: &str) -> String {
+        let asked = *self.first_asked.entry((0, 0)).or_insert_with(Instant::now);
+        let count = count.parse().unwrap_or(usize::MAX);
+        let near = self.count_fast(pid);
+        let far = if near >= count { self.count_fast(peer_pid) } else { 0 };
+        if far >= count {
+            self.accelerated = true;
+            return "yes".into();
+        }
+        self.patience(asked, count, &format!("near {near}, far {far} of {count}"))
+    }
+
+    /// Whether the connection's sending direction has moved; of the other nothing is asked.
+    fn sends_fast(&mut self, pid: i32, local: u16, peer: u16) -> String {
+        let asked = *self.first_asked.entry((local, peer)).or_insert_with(Instant::now);
+        let near = self.build.connection(pid, local, peer);
+        if near.as_ref().is_ok_and(|c| c.tx_path == self.build.path.name()) {
+            self.first_asked.remove(&(local, peer));
+            return "yes".into();
+        }
+        self.patience(asked, 1, &format!("sending {near:?}"))
+    }
+
+    /// The answer where it is not so, of so many connections: whether to ask again.
+    fn patience(&mut self, asked: Instant, count: usize, seen: &str) -> String {
+        let required = self.mode.requires(self.expect);
+        let patience = sys::patience()
+            * match self.mode {
+                _ if required => Duration::from_secs(8),
+                Mode::Starved => Duration::from_millis(100),
+                _ if count > 1 => Duration::from_secs(2),
+                // (It may be so for each of several connections.)
+                _ => Duration::from_millis(300),
+            };
+        if asked.elapsed() < patience {
+            std::thread::sleep(Duration::from_millis(2));
+            return "no".into();
+        }
+        if required {
+            self.problems.push(format!("not promoted within {patience:?}: {seen}"));
+        }
+        "give up".into()
+    }
+}
