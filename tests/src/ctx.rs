@@ -11,6 +11,7 @@ use crate::pattern::Pattern;
 use crate::sys::{self, Addr, E, Fd};
 use std::cell::RefCell;
 use std::collections::VecDeque;
+use std::thread::JoinHandle;
 
 const CONTROL: Fd = 0;
 const TRANSCRIPT: Fd = 1;
@@ -263,6 +264,43 @@ impl Ctx {
         (0..count).map(|_| self.connect(addr)).collect()
     }
 
+    /// As [`Ctx::servers`], of so many that they are warmed up together.
+    pub fn many_servers(&self, count: usize) -> Vec<Fd> {
+        let listener = self.listener();
+        self.publish(listener);
+        let accept = || sys::accept(listener).expect("accept");
+        let fds: Vec<Fd> = (0..count).map(|_| accept()).collect();
+        sys::close(listener).expect("close");
+        let mut more = self.warms_up();
+        while more {
+            for fd in &fds {
+                more = answer_once(*fd);
+            }
+        }
+        fds
+    }
+
+    /// As [`Ctx::clients`], of so many that they are warmed up together.
+    pub fn many_clients(&self, count: usize) -> Vec<Fd> {
+        let addr = self.hear_addr();
+        let connect = || {
+            let fd = sys::socket(addr.family(), libc::SOCK_STREAM, 0).expect("socket");
+            sys::connect(fd, addr).expect("connect");
+            fd
+        };
+        let fds: Vec<Fd> = (0..count).map(|_| connect()).collect();
+        if !self.warms_up() {
+            return fds;
+        }
+        let round = |kind| fds.iter().map(|fd| exchange(*fd, kind, || ())).max().unwrap_or(0);
+        let mut peer = round(b'P');
+        while self.warmup == Warmup::UntilFast && !self.all_settled(count, peer) {
+            peer = round(b'P');
+        }
+        round(b'E');
+        fds
+    }
+
     /// A connection with both ends in this thread; returns (connecting end, accepted end).
     pub fn pair(&self) -> (Fd, Fd) {
         let listener = self.listener();
@@ -311,17 +349,11 @@ impl Ctx {
         if !self.warms_up() {
             return;
         }
-        let exchange = |kind: u8| -> i32 {
-            send_all(fd, &[kind; WARM_MESSAGE]);
-            before();
-            let answer = recv_exact(fd, WARM_MESSAGE);
-            i32::from_ne_bytes([answer[0], answer[1], answer[2], answer[3]])
-        };
-        let mut peer = exchange(b'P');
+        let mut peer = exchange(fd, b'P', &before);
         while self.warmup == Warmup::UntilFast && !self.settled(fd, peer) {
-            peer = exchange(b'P');
+            peer = exchange(fd, b'P', &before);
         }
-        exchange(b'E');
+        exchange(fd, b'E', &before);
     }
 
     /// Whether each connection of this mode is on the fast path when its warm-up is over.
@@ -370,6 +402,12 @@ impl Ctx {
         };
         let answer =
             self.ask(&format!("W {} {} {} {}", sys::getpid(), peer_pid, local.port(), peer.port()));
+        answer == "yes" || answer == "give up"
+    }
+
+    /// The same of so many connections of both processes.
+    fn all_settled(&self, count: usize, peer_pid: i32) -> bool {
+        let answer = self.ask(&format!("A {} {peer_pid} {count}", sys::getpid()));
         answer == "yes" || answer == "give up"
     }
 
@@ -561,14 +599,27 @@ impl Ctx {
 pub fn answer_warm_up(fd: Fd, before: impl Fn()) {
     loop {
         before();
-        let message = recv_exact(fd, WARM_MESSAGE);
-        let mut answer = [0u8; WARM_MESSAGE];
-        answer[..4].copy_from_slice(&sys::getpid().to_ne_bytes());
-        send_all(fd, &answer);
-        if message[0] == b'E' {
+        if !answer_once(fd) {
             return;
         }
     }
+}
+
+/// One message of it. False: it was the last.
+fn answer_once(fd: Fd) -> bool {
+    let message = recv_exact(fd, WARM_MESSAGE);
+    let mut answer = [0u8; WARM_MESSAGE];
+    answer[..4].copy_from_slice(&sys::getpid().to_ne_bytes());
+    send_all(fd, &answer);
+    message[0] != b'E'
+}
+
+/// The client's half of that; the server's process id.
+fn exchange(fd: Fd, kind: u8, before: impl Fn()) -> i32 {
+    send_all(fd, &[kind; WARM_MESSAGE]);
+    before();
+    let answer = recv_exact(fd, WARM_MESSAGE);
+    i32::from_ne_bytes([answer[0], answer[1], answer[2], answer[3]])
 }
 
 /// The path of this program.
@@ -670,33 +721,51 @@ pub fn await_bytes(fd: Fd, len: usize) {
 
 /// Runs `body` in a thread, and returns when that thread sleeps in the kernel: it waits inside the
 /// call under test.
-pub fn blocked<T: Send + 'static>(
-    body: impl FnOnce() -> T + Send + 'static,
-) -> std::thread::JoinHandle<T> {
+pub fn blocked<T: Send + 'static>(body: impl FnOnce() -> T + Send + 'static) -> JoinHandle<T> {
+    all_blocked([body]).pop().expect("a thread")
+}
+
+/// The same of many threads at once.
+pub fn all_blocked<T: Send + 'static>(
+    bodies: impl IntoIterator<Item = impl FnOnce() -> T + Send + 'static>,
+) -> Vec<JoinHandle<T>> {
     let (tell, hear) = std::sync::mpsc::channel();
-    let handle = std::thread::spawn(move || {
-        let _ = tell.send(sys::gettid());
-        body()
-    });
-    let _ = comes_to_sleep(hear.recv().unwrap_or(0));
-    handle
+    let mut handles = Vec::new();
+    for body in bodies {
+        let tell = tell.clone();
+        handles.push(std::thread::spawn(move || {
+            let _ = tell.send(sys::gettid());
+            body()
+        }));
+    }
+    let tids: Vec<i32> = handles.iter().map(|_| hear.recv().unwrap_or(0)).collect();
+    let _ = all_come_to_sleep(&tids);
+    handles
 }
 
 /// Waits until a thread of this process sleeps in the kernel. False: it does not, for seconds.
 pub fn comes_to_sleep(tid: i32) -> bool {
-    let stat = format!("/proc/self/task/{tid}/stat");
+    all_come_to_sleep(&[tid])
+}
+
+fn all_come_to_sleep(tids: &[i32]) -> bool {
     let deadline = sys::now_ns() + 5_000_000_000 * u64::from(sys::patience());
     let mut asleep = 0;
     // Asleep for a while, not just on the way into the call (the sending of the id may sleep for a
     // moment).
     while asleep < 6 && sys::now_ns() < deadline {
         let _ = sys::poll(&[], 5);
-        let text = std::fs::read_to_string(&stat).unwrap_or_default();
-        let state = text.rsplit(") ").next().and_then(|rest| rest.chars().next());
-        asleep = if state == Some('S') { asleep + 1 } else { 0 };
-        if state.is_none() {
+        let states: Vec<Option<char>> = tids.iter().map(|tid| state_of(*tid)).collect();
+        asleep = if states.iter().all(|s| *s == Some('S')) { asleep + 1 } else { 0 };
+        if states.contains(&None) {
             break;
         }
     }
     asleep == 6
+}
+
+/// What a thread of this process does, as the kernel says it. `None`: it has ended.
+fn state_of(tid: i32) -> Option<char> {
+    let text = std::fs::read_to_string(format!("/proc/self/task/{tid}/stat")).unwrap_or_default();
+    text.rsplit(") ").next()?.chars().next()
 }

@@ -586,7 +586,7 @@ pub fn list() -> Vec<Scenario> {
             "connect/many-open",
             "150 connections open at the same time, used round robin",
             |t| {
-                let fds = t.servers(150);
+                let fds = t.many_servers(150);
                 for round in 0..5u32 {
                     for fd in &fds {
                         let ask = recv_exact(*fd, 4);
@@ -597,7 +597,7 @@ pub fn list() -> Vec<Scenario> {
                 t.log("ends", fds.iter().all(|fd| sys::recv(*fd, &mut [0; 1], 0) == Ok(0)));
             },
             |t| {
-                let fds = t.clients(150);
+                let fds = t.many_clients(150);
                 for round in 0..5u32 {
                     for fd in &fds {
                         send_all(*fd, &round.to_ne_bytes());

@@ -1,7 +1,7 @@
 //! The process has no address space left: what it is, it stays; what begins is on TCP; and when
 //! there is memory again all is as before.
 
-use crate::ctx::{Ctx, await_bytes, blocked, recv_exact, send_all};
+use crate::ctx::{Ctx, all_blocked, await_bytes, recv_exact, send_all};
 use crate::scenario::{Scenario, pair};
 use crate::sys::{self, Fd};
 use libc::{EPOLLIN, POLLIN};
@@ -207,7 +207,7 @@ pub fn list() -> Vec<Scenario> {
             "exhausted/sets",
             "more epoll sets than can have accelerated connections, each with one: each reports what comes",
             |t| {
-                let fds = t.servers(SETS + 2);
+                let fds = t.many_servers(SETS + 2);
                 let sets: Vec<Fd> = fds.iter().map(|fd| {
                     let set = sys::epoll_create1(0).expect("epoll");
                     sys::epoll_ctl(set, libc::EPOLL_CTL_ADD, *fd, EPOLLIN as u32, 1).expect("ADD");
@@ -230,9 +230,9 @@ pub fn list() -> Vec<Scenario> {
             "exhausted/threads",
             "more threads that wait at once than have a place to sleep: each gets what it waits for",
             |t| {
-                let fds = t.servers(THREADS + 2);
-                let threads: Vec<_> =
-                    fds.into_iter().map(|fd| blocked(move || recv_exact(fd, 1))).collect();
+                let fds = t.many_servers(THREADS + 2);
+                let threads =
+                    all_blocked(fds.into_iter().map(|fd| move || recv_exact(fd, 1)));
                 t.tell("send");
                 let got = threads.into_iter().map(|thread| thread.join().expect("thread"));
                 t.log("got", got.filter(|byte| byte == b"!").count());
@@ -290,7 +290,7 @@ pub fn list() -> Vec<Scenario> {
 
 /// So many clients, each of which sends a byte when the server is ready.
 fn say_when_told(t: &Ctx, count: usize) {
-    let fds = t.clients(count);
+    let fds = t.many_clients(count);
     t.wait("send");
     fds.iter().for_each(|fd| send_all(*fd, b"!"));
     t.meet("end");

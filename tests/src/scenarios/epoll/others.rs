@@ -178,7 +178,7 @@ pub(super) fn list() -> Vec<Scenario> {
             "epoll/many-connections",
             "64 connections in one set, 3000 requests in random order, small maxevents",
             |t| {
-                let fds = t.servers(64);
+                let fds = t.many_servers(64);
                 let e = set();
                 for (i, fd) in fds.iter().enumerate() {
                     add(e, *fd, IN, i as u64);
@@ -197,7 +197,7 @@ pub(super) fn list() -> Vec<Scenario> {
                 t.meet("end");
             },
             |t| {
-                let fds = t.clients(64);
+                let fds = t.many_clients(64);
                 let mut rng = crate::pattern::Rng::new(5);
                 let mut sent = 0u64;
                 while sent < 3000 {

@@ -411,7 +411,7 @@ pub(super) fn list() -> Vec<Scenario> {
             "epoll/asleep-in-a-set-too-many",
             "a thread sleeps in a set that comes to have a connection when as many sets have one as the library serves",
             |t| {
-                let fds = t.servers(SETS_SERVED + 1);
+                let fds = t.many_servers(SETS_SERVED + 1);
                 let (last, others) = fds.split_last().expect("connections");
                 for fd in others {
                     add(set(), *fd, IN, 1);
@@ -431,7 +431,7 @@ pub(super) fn list() -> Vec<Scenario> {
                 t.tell("end");
             },
             |t| {
-                let fds = t.clients(SETS_SERVED + 1);
+                let fds = t.many_clients(SETS_SERVED + 1);
                 t.wait("go");
                 send_all(fds[SETS_SERVED], b"data");
                 t.wait("end");
