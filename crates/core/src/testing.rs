@@ -90,9 +90,11 @@ pub(crate) fn forbid_netlink() {
 
 /// Runs `f` in a forked child; true if it said so.
 pub(crate) fn in_child(f: impl FnOnce() -> bool) -> bool {
+    // (Not while another test's thread has that lock. Nobody would free it in the child, whose
+    // number the library does not know: it takes over none.)
     // SAFETY: fork(2); the child calls only what works with one thread left, and exits without
     // unwinding.
-    let pid = unsafe { libc::fork() };
+    let pid = crate::numbers::exclusively(|| unsafe { libc::fork() });
     if pid == 0 {
         let code = if f() { 0 } else { 1 };
         // SAFETY: _exit(2).
