@@ -61,7 +61,7 @@ pub const fn pair(
 }
 
 /// The same, where the client does with the connection what the server asks for
-/// ([`scenarios::epoll::ask`]).
+/// (`scenarios::epoll::ask`).
 pub const fn obeyed(name: &'static str, about: &'static str, server: fn(&Ctx, Fd)) -> Scenario {
     of_two(name, about, Parts::Obeyed(server))
 }

@@ -100,8 +100,8 @@ pub(crate) fn attach(s: &'static Socket, g: u16, fd: c_int) {
     );
 }
 
-/// As [`settle_tx`]: from here on the peer may send into the ring. Not while a thread waits for the
-/// carrier's bytes alone, either, in poll or select.
+/// As `candidate::settle_tx`: from here on the peer may send into the ring. Not while a thread
+/// waits for the carrier's bytes alone, either, in poll or select.
 pub(super) fn settle_rx(s: &Socket, h: &mut RxHeld<'_>) {
     if !h.end.unsettled || s.rx_inflight.load(SeqCst) != 0 || s.pollers.load(SeqCst) as u32 != 0 {
         return;
