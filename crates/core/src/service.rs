@@ -63,6 +63,8 @@ pub(crate) struct Service {
     woken: AtomicBool,
     /// The process that the thread runs in; 0: none.
     running: AtomicU32,
+    /// Why it could not be started, when that was last tried, as a [`Reason`]; 0: it could.
+    not_started: AtomicU32,
     requests: Requests,
     /// Ports that nobody advertises, for a look without the lock.
     absent: Absent,
@@ -104,6 +106,7 @@ impl Service {
             bell: AtomicI32::new(-1),
             woken: AtomicBool::new(false),
             running: AtomicU32::new(0),
+            not_started: AtomicU32::new(0),
             requests: Requests::new(),
             absent: Absent::new(),
             advertised: [const { AtomicU64::new(0) }; ADVERTS],
@@ -137,6 +140,14 @@ impl Service {
         self.running.load(Acquire) == process::id()
     }
 
+    /// Why it does not run, if it was to; `None`: nothing has kept it.
+    fn hindrance(&self) -> Option<Reason> {
+        if !heap::plenty() {
+            return Some(Reason::NoMemory);
+        }
+        (!self.is_running()).then(|| Reason::from_code(self.not_started.load(Relaxed))).flatten()
+    }
+
     /// Starts the thread if it does not run. False: it cannot be, or there is no memory for what it
     /// would begin.
     fn ensure_started(&'static self) -> bool {
@@ -157,6 +168,7 @@ impl Service {
             return false;
         }
         (state.process, state.start_again_at) = (process::id(), now + START_AGAIN_NS);
+        self.not_started.store(Reason::NoMemory as u32, Relaxed);
         if !state.prepare() {
             return false;
         }
@@ -168,6 +180,7 @@ impl Service {
             && bell >= 0
             && unsafe { sys::epoll_ctl(epoll, libc::EPOLL_CTL_ADD, bell, &mut event) } >= 0;
         if ok {
+            self.not_started.store(Reason::Internal as u32, Relaxed);
             state.epoll = epoll;
             self.bell.store(bell, Release);
             self.woken.store(false, Release);
@@ -175,12 +188,15 @@ impl Service {
                 self.requests.open(epoll);
             }
             if !self.threaded || thread::spawn(run, core::ptr::from_ref(self).cast_mut().cast()) {
+                self.not_started.store(0, Relaxed);
                 self.running.store(process::id(), Release);
                 return true;
             }
             state.epoll = -1;
             self.bell.store(-1, Release);
             self.requests.close();
+        } else {
+            self.not_started.store(Reason::NoDescriptor as u32, Relaxed);
         }
         for fd in [epoll, bell] {
             if fd >= 0 {
@@ -611,7 +627,7 @@ impl Service {
     /// `socket` is used: worth an agreement with its peer. False: none is possible.
     fn note(&'static self, socket: &'static Socket, generation: u16) -> bool {
         if !self.ensure_started() {
-            socket.judge(if heap::plenty() { Reason::Internal } else { Reason::NoMemory });
+            socket.judge(self.hindrance().unwrap_or(Reason::Internal));
             return false;
         }
         // Before the look at its state: who closes it changes that first, and then looks for the

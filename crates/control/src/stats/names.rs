@@ -131,8 +131,8 @@ reasons! {
         "Another process claimed the connection, or a sandbox keeps its holder from setting IP options: see the log.";
     NoMemory "no-memory" "There was no memory for a channel or its buffers.",
         "Check the memory limits of the process and its control group.";
-    NoDescriptor "no-descriptor" "There was no free file descriptor for a channel.",
-        "Raise the limit of open files (ulimit -n).";
+    NoDescriptor "no-descriptor" "A file descriptor for a channel could not be had: a limit, or a filter of system calls.",
+        "Raise the limit of open files (ulimit -n); or let the filter pass what the manual names (install.md).";
     ChannelFull "channel-full" "The channel to the peer carries as many connections as it can.",
         "Spread the connections over more processes.";
     InheritedByFork "inherited-by-fork" "The socket was inherited by a forked process and is used by several.",

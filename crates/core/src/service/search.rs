@@ -82,7 +82,7 @@ fn acceptor_is_known(s: &'static Socket, call: &Used) -> bool {
 fn answered(s: &'static Socket) -> bool {
     let found = SERVICE.connected(s, true);
     if !found {
-        s.judge(Reason::ListenerWithoutLibrary);
+        s.judge(SERVICE.hindrance().unwrap_or(Reason::ListenerWithoutLibrary));
         put_off(s, ABSENT_NS);
     }
     found
