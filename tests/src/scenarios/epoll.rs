@@ -109,7 +109,7 @@ fn paths_differ() -> bool {
 
 /// No event is due. A registration that has just changed hands between the library and the kernel
 /// may report what it reported before once more: one event, of something that is so.
-fn once_more(t: &Ctx, label: &str, set: Fd, fd: Fd) {
+pub(super) fn once_more(t: &Ctx, label: &str, set: Fd, fd: Fd) {
     let mut events = sys::epoll_wait(set, 8, 20);
     if let Ok(list) = &events
         && let [(seen, _)] = list[..]

@@ -2,7 +2,7 @@
 
 use super::epoll::{
     ET, EXCLUSIVE, IN, ONESHOT, OUT, UNORDERED_ON_THE_WAY, add, ask, four_bytes, no_edge, obedient,
-    set, show,
+    once_more, set, show,
 };
 use crate::ctx::{Ctx, await_bytes, blocked, recv_exact};
 use crate::scenario::{Scenario, obeyed, pair};
@@ -369,6 +369,29 @@ pub fn list() -> Vec<Scenario> {
             |t| (0..2).for_each(|_| obedient(t, 1)),
         )
         .skip(&[("rdma", "an edge may be told twice where it comes from a device")]),
+        pair(
+            "epoll/edge-of-an-end-that-was-read",
+            "who has read the end of a stream may be told of it by one edge more, and no other",
+            |t| {
+                let fd = t.server();
+                let edges = set();
+                add(edges, fd, IN | ET, 1);
+                ask(t, "b0");
+                await_bytes(fd, 1);
+                show(t, "a byte", sys::epoll_wait(edges, 8, 5000));
+                t.log_text("read", &recv_exact(fd, 1));
+                ask(t, "s0");
+                sys::await_events(fd, libc::POLLRDHUP, 5000);
+                show(t, "the end", sys::epoll_wait(edges, 8, 5000));
+                for _ in 0..2 {
+                    t.log("end", sys::recv(fd, &mut [0; 8], 0));
+                    once_more(t, "read", edges, fd);
+                    show(t, "no news", sys::epoll_wait(edges, 8, 20));
+                }
+                t.tell("x");
+            },
+            |t| obedient(t, 1),
+        ),
         pair(
             "epoll/full-buffer-over-both-paths",
             "a wait fills its buffer where so much is ready, whatever of that is the kernel's",
