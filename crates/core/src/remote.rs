@@ -13,7 +13,8 @@
 //!   does;
 //! - `listeners`, `destinations`: where such connections are taken, and where they go;
 //! - `links`: TCP connections to other processes, and the frames on them; `broken_links`;
-//! - `pairs`: queue pairs; `pair_ends`; `pair_list`; `progress`: whether what is posted arrives;
+//! - `pairs`: queue pairs; `pair_ends`; `pair_list`; `places` on one; `progress`: whether what is
+//!   posted arrives;
 //! - `policy`: what the kernel does with packets, and a device would not;
 //! - `memory`: that of rings;
 //! - `proof`: whether who answers at a link port is who accepts there;
@@ -39,6 +40,7 @@ mod offers;
 mod pair_ends;
 mod pair_list;
 mod pairs;
+mod places;
 mod policy;
 mod progress;
 mod proof;

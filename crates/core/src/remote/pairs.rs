@@ -10,6 +10,7 @@
 use super::devices::{self, TOKEN_DEVICE, TOKEN_LISTENER, TOKEN_PAIR};
 use super::links::{Fault, Link};
 use super::net::{self, Net};
+use super::places::Places;
 use super::progress::Progress;
 use super::{Remote, unwatch};
 use crate::channel::Channel;
@@ -110,9 +111,7 @@ pub(super) struct Pair {
     pub(super) deadline: u64,
     pub(super) progress: Progress,
     pub(super) ready_since: u64,
-    /// The slot of each lane that has a connection, and how many these are.
-    lanes_used: Vec<Option<usize>>,
-    taken: usize,
+    places: Places,
     was_used: bool,
     /// Since when it has none.
     pub(super) idle_since: u64,
@@ -139,8 +138,7 @@ impl Pair {
             deadline: sys::now_ns() + CONNECT_NS,
             progress: Progress::default(),
             ready_since: 0,
-            lanes_used: alloc::vec![None; usize::from(lanes)],
-            taken: 0,
+            places: Places::new(lanes),
             was_used: false,
             idle_since: sys::now_ns(),
             rings: Vec::new(),
@@ -149,12 +147,12 @@ impl Pair {
 
     /// No slot of the link's that is in use names it.
     pub(super) fn is_empty(&self) -> bool {
-        self.taken == 0
+        self.places.taken() == 0
     }
 
     /// It can take another connection.
     pub(super) fn has_room(&self) -> bool {
-        self.state == PairState::Ready && self.taken < self.lanes_used.len()
+        self.state == PairState::Ready && !self.places.is_full()
     }
 
     /// It had connections before.
@@ -164,38 +162,34 @@ impl Pair {
 
     pub(super) fn take(&mut self, lane: u16, slot: usize) {
         self.was_used = true;
-        if let Some(used) = self.lanes_used.get_mut(usize::from(lane)) {
-            self.taken += usize::from(used.replace(slot).is_none());
-        }
+        self.places.take(lane, slot);
     }
 
     pub(super) fn give_back(&mut self, lane: u16) {
-        if let Some(used) = self.lanes_used.get_mut(usize::from(lane)) {
-            self.taken -= usize::from(used.take().is_some());
-        }
+        self.places.give_back(lane);
     }
 
     /// How many lanes have connections.
     pub(super) fn connections(&self) -> usize {
-        self.taken
+        self.places.taken()
     }
 
     pub(super) fn free_lane(&self) -> Option<u16> {
-        self.lanes_used.iter().position(Option::is_none).map(|lane| lane as u16)
+        self.places.first_free()
     }
 
     pub(super) fn is_free(&self, lane: u16) -> bool {
-        self.lanes_used.get(usize::from(lane)) == Some(&None)
+        self.places.is_free(lane)
     }
 
     /// The slot of that lane's connection.
     pub(super) fn slot_of(&self, lane: u16) -> Option<usize> {
-        *self.lanes_used.get(usize::from(lane))?
+        self.places.slot_of(lane)
     }
 
     /// The slots of its connections.
     pub(super) fn slots(&self) -> impl Iterator<Item = usize> {
-        self.lanes_used.iter().filter_map(|slot| *slot)
+        self.places.slots()
     }
 
     /// The link has broken: what the peer said before does not count.
