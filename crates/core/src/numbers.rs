@@ -193,11 +193,10 @@ fn lift(fd: c_int) -> c_int {
     let _ = sys::getrlimit_nofile(&mut limit);
     let soft = (limit.rlim_cur as usize).min(CAPACITY);
     let mut high = -1;
-    if limit.rlim_max > limit.rlim_cur && soft + ROOM_ABOVE <= CAPACITY {
-        let raised = libc::rlimit {
-            rlim_cur: limit.rlim_max.min((soft + ROOM_ABOVE) as u64),
-            rlim_max: limit.rlim_max,
-        };
+    let room = room_above(limit);
+    if room > 0 {
+        let raised =
+            libc::rlimit { rlim_cur: limit.rlim_cur + room as u64, rlim_max: limit.rlim_max };
         if sys::setrlimit_nofile(&raised) >= 0 {
             high = sys::fcntl(fd, libc::F_DUPFD_CLOEXEC, soft) as c_int;
             let _ = sys::setrlimit_nofile(&limit);
@@ -221,13 +220,43 @@ fn keep(high: c_int) -> c_int {
     -libc::EMFILE
 }
 
-/// How many numbers above the soft limit the library may use.
-const ROOM_ABOVE: usize = 1024;
+/// How many numbers above the soft limit the library may use: one for each link to another host's
+/// process, of which there may be 4096, and as many for all else.
+const ROOM_ABOVE: usize = 8192;
+
+/// How many of these there are under that limit.
+fn room_above(limit: libc::rlimit) -> usize {
+    let (soft, hard) = (limit.rlim_cur, limit.rlim_max.min(CAPACITY as u64));
+    usize::try_from(hard.saturating_sub(soft)).unwrap_or(0).min(ROOM_ABOVE)
+}
+
+/// How many descriptors of one kind the library may have: half of those that the application can
+/// never be given, or a quarter of its own where that is more.
+pub(crate) fn most_of_a_kind(limit: libc::rlimit) -> usize {
+    let quarter = usize::try_from(limit.rlim_cur / 4).unwrap_or(usize::MAX);
+    quarter.max(room_above(limit) / 2)
+}
 
 #[cfg(test)]
 #[allow(clippy::unwrap_used, reason = "tests may fail loudly")]
 mod tests {
     use super::*;
+
+    #[test]
+    fn what_lies_between_the_limits_counts_where_there_is_much() {
+        let most = |soft, hard| most_of_a_kind(libc::rlimit { rlim_cur: soft, rlim_max: hard });
+        // systemd's, those of before, equal ones (Docker's), a shell's that was raised.
+        assert_eq!(most(1024, 524_288), 4096);
+        assert_eq!(most(1024, 4096), 1536);
+        assert_eq!(most(1024, 1024), 256);
+        assert_eq!(most(1_048_576, 1_048_576), 262_144);
+        assert_eq!(most(524_288, 1_048_576), 131_072);
+        assert_eq!(most(1024, libc::RLIM_INFINITY), 4096);
+        assert_eq!(most(0, 64), 32);
+        // Above what the table has room for there is nothing.
+        assert_eq!(room_above(libc::rlimit { rlim_cur: 1 << 20, rlim_max: 1 << 30 }), 0);
+        assert_eq!(room_above(libc::rlimit { rlim_cur: (1 << 20) - 5, rlim_max: 1 << 30 }), 5);
+    }
 
     #[test]
     fn calls_and_the_library_exclude_each_other() {

@@ -7,7 +7,7 @@
 
 use super::Remote;
 use super::links::{Fault, Link, Phase};
-use crate::sys;
+use crate::{numbers, sys};
 use alloc::vec::Vec;
 use core::net::IpAddr;
 use netacc_proto::rendezvous::Role;
@@ -282,11 +282,11 @@ fn part(most: usize, used: usize) -> usize {
     (most.saturating_sub(used) / (PART - 1)).clamp(1, most / PART)
 }
 
-/// How many links a process may have: a quarter of the descriptors that it may open.
+/// How many links a process may have: each has a descriptor.
 fn links_max() -> usize {
     let mut limit = libc::rlimit { rlim_cur: 1024, rlim_max: 1024 };
     let _ = sys::getrlimit_nofile(&mut limit);
-    usize::try_from(limit.rlim_cur / 4).unwrap_or(LINKS_MAX).clamp(LINKS_MIN, LINKS_MAX)
+    numbers::most_of_a_kind(limit).clamp(LINKS_MIN, LINKS_MAX)
 }
 
 #[cfg(test)]
