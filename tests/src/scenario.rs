@@ -163,6 +163,7 @@ pub fn all() -> Vec<Scenario> {
     let mut list = Vec::new();
     list.extend(scenarios::data::list());
     list.extend(scenarios::calls::list());
+    list.extend(scenarios::cancelled::list());
     list.extend(scenarios::close::list());
     list.extend(scenarios::ends::list());
     list.extend(scenarios::memory::list());

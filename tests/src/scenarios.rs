@@ -3,6 +3,7 @@
 
 pub mod adopt;
 pub mod calls;
+pub mod cancelled;
 pub mod close;
 pub mod connect;
 pub mod data;

@@ -106,10 +106,28 @@ pub fn hears_of_cancellation() {
 pub fn may_be_cancelled(may: bool) {
     crate::signals::may_be_cancelled(may)
 }
-/// `pthread_setcanceltype`: a thread that is cancelled ends at any instruction
+/// `pthread_setcanceltype`: whether this thread, once it is cancelled, ends at any instruction
 /// (PTHREAD_CANCEL_ASYNCHRONOUS), also while it looks.
-pub fn ends_anywhere() {
-    crate::wait::looks::note_asynchronous()
+pub fn ends_anywhere(may: bool) {
+    if may {
+        crate::wait::looks::note_asynchronous();
+    }
+    crate::signals::may_end_anywhere(may)
+}
+/// `pthread_setcancelstate` is about to enable cancellation, by libc's `set_state`. True: that is
+/// done later.
+pub fn puts_off_cancellation(set_state: unsafe extern "C" fn(c_int, *mut c_int) -> c_int) -> bool {
+    crate::signals::puts_off_cancellation(set_state)
+}
+/// A thread is about to be cancelled by `cancel`. Where threads may end at any instruction the
+/// library's handler has to stand in front of libc's by then, which has one only when a thread was
+/// cancelled: that is one of the library's own.
+pub fn before_cancel(cancel: &mut dyn FnMut(libc::pthread_t)) {
+    use crate::faults::front_cancellation;
+    if crate::wait::looks::may_end_anywhere() && front_cancellation().is_none() {
+        crate::thread::with_thread(cancel);
+        let _ = front_cancellation();
+    }
 }
 
 /// `daemon`: this process forks and ends, by private calls; the child goes on.

@@ -24,7 +24,7 @@
 //! `docs/adr/0012-bad-addresses.md` has the reasons and the numbers.
 
 use crate::lock::{Guard, Mutex};
-use crate::sys::KernelSigaction;
+use crate::sys::{KernelSigaction, SIGCANCEL};
 use crate::{process, signals, sys, trace};
 use core::ffi::{c_int, c_void};
 use core::mem::ManuallyDrop;
@@ -259,14 +259,13 @@ unsafe extern "C" fn entry(signal: c_int, info: *mut siginfo_t, context: *mut c_
     )
 }
 
-/// libc's own signal for cancelled threads, which its public interface hides.
-const SIGCANCEL: c_int = 32;
-/// Its handler is libc's.
+/// The handler of SIGCANCEL is libc's.
 static CANCELLATION: Signal = Signal::new();
 
 /// Threads are cancelled: puts the handler in front of libc's, which has one by now, so that a
-/// thread that is about to sleep does not ([`signals::cancel`]). Returns the signal that also ends
-/// a sleep.
+/// thread that is about to sleep does not, and no thread ends inside of the library
+/// ([`signals::cancel`]). Returns the signal that also ends a sleep; `None`: libc has no handler
+/// yet.
 pub(crate) fn front_cancellation() -> Option<c_int> {
     let _setting = Setting::of(&CANCELLATION);
     let theirs = sys::signal_action(SIGCANCEL, None)?;
@@ -285,8 +284,8 @@ pub(crate) fn front_cancellation() -> Option<c_int> {
 extern "C" fn decide(signal: c_int, info: *mut siginfo_t, context: *mut ucontext_t) -> usize {
     if signal == SIGCANCEL {
         // SAFETY: what the kernel gave us.
-        unsafe { signals::cancel(context) };
-        return CANCELLATION.handler.load(Acquire);
+        let put_back = unsafe { signals::cancel(signal, info, context) };
+        return if put_back { 0 } else { CANCELLATION.handler.load(Acquire) };
     }
     let Some(s) = known(signal) else { return 0 };
     // SAFETY: the kernel's siginfo: the handler is installed with SA_SIGINFO.

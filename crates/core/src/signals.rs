@@ -21,7 +21,8 @@
 
 use crate::sys;
 use core::ffi::c_int;
-use core::sync::atomic::{Ordering::SeqCst, compiler_fence};
+use core::sync::atomic::Ordering::{Relaxed, SeqCst};
+use core::sync::atomic::{AtomicUsize, compiler_fence};
 use libc::{siginfo_t, ucontext_t};
 
 /// What a thread keeps. The handler runs in the same thread: no atomics are needed, only the order
@@ -30,8 +31,12 @@ use libc::{siginfo_t, ucontext_t};
 struct Thread {
     /// 1 inside of a section. Written by [`enter`].
     inside: u32,
+    unused: u32,
     /// The signal that was put back, with [`RESTARTS`] if its handler has SA_RESTART; 0: none.
     pending: u32,
+    /// 1: cancellation is to be enabled when the section ends ([`puts_off_cancellation`]). (One
+    /// load for both.)
+    put_off: u32,
     /// The stack pointer where the section began. Written by [`enter`].
     stack: usize,
     /// What was blocked when the signal came.
@@ -40,6 +45,8 @@ struct Thread {
     cancelled: u32,
     /// 1: it does not want to hear of that (PTHREAD_CANCEL_DISABLE).
     uncancellable: u32,
+    /// 1: it ends at any instruction (PTHREAD_CANCEL_ASYNCHRONOUS).
+    ends_anywhere: u32,
 }
 
 const RESTARTS: u32 = 1 << 8;
@@ -56,14 +63,14 @@ core::arch::global_asm!(
     ".globl netacc_thread",
     ".hidden netacc_thread",
     ".type netacc_thread,@object",
-    ".size netacc_thread, 32",
+    ".size netacc_thread, 48",
     "netacc_thread:",
-    ".zero 32",
+    ".zero 48",
     ".text",
 );
-const _: () = assert!(size_of::<Thread>() <= 32);
-const _: () = assert!(core::mem::offset_of!(Thread, cancelled) == 24);
-const _: () = assert!(core::mem::offset_of!(Thread, uncancellable) == 28);
+const _: () = assert!(size_of::<Thread>() <= 48);
+const _: () = assert!(core::mem::offset_of!(Thread, cancelled) == 32);
+const _: () = assert!(core::mem::offset_of!(Thread, uncancellable) == 36);
 
 #[inline(always)]
 fn thread() -> *mut Thread {
@@ -162,11 +169,11 @@ pub(crate) fn leave(section: Section) -> bool {
     let t = thread();
     compiler_fence(SeqCst);
     // SAFETY: this thread's own memory. A signal in between is not put back any more, or is seen by
-    // the second line.
+    // the second line, which reads `put_off` as well.
     let pending = unsafe {
         (&raw mut (*t).inside).write_volatile(0);
         compiler_fence(SeqCst);
-        (&raw const (*t).pending).read_volatile()
+        (&raw const (*t).pending).cast::<u64>().read_volatile()
     };
     if pending != 0 {
         deliver();
@@ -230,9 +237,23 @@ pub(crate) fn is_cancelled_in_vain() -> bool {
 /// begin the call again).
 ///
 /// # Safety
-/// Called in the handler, with what the kernel gave it.
-pub(crate) unsafe fn cancel(context: *mut ucontext_t) {
+/// Called in the handler, with what the kernel gave it. True: libc's handler would end a thread
+/// that ends at any instruction right here, in a section, so it runs when that is over.
+pub(crate) unsafe fn cancel(
+    signal: c_int,
+    info: *const siginfo_t,
+    context: *mut ucontext_t,
+) -> bool {
     let t = thread();
+    // SAFETY: this thread's own memory; what the kernel gave the handler.
+    unsafe {
+        if (&raw const (*t).ends_anywhere).read_volatile() != 0
+            && (&raw const (*t).uncancellable).read_volatile() == 0
+            && put_back(signal, info, context)
+        {
+            return true;
+        }
+    }
     // SAFETY: this thread's own memory, and the kernel's context, which it reads back when the
     // handler returns.
     unsafe {
@@ -242,6 +263,7 @@ pub(crate) unsafe fn cancel(context: *mut ucontext_t) {
             *pc = waiting_refused as *const () as usize;
         }
     }
+    false
 }
 
 /// Whether a thread there is about to make a system call that may sleep.
@@ -257,10 +279,22 @@ pub(crate) fn hears_of_cancellation() {
     }
 }
 
-/// Whether the thread can be cancelled.
+/// Whether the thread can be cancelled, by the application's will. (In a section it is the
+/// library's.)
 pub(crate) fn may_be_cancelled(may: bool) {
+    let t = thread();
     // SAFETY: this thread's own memory.
-    unsafe { (&raw mut (*thread()).uncancellable).write_volatile(u32::from(!may)) };
+    unsafe {
+        if !is_inside(t) {
+            (&raw mut (*t).uncancellable).write_volatile(u32::from(!may));
+        }
+    }
+}
+
+/// Whether the thread, once it is cancelled, ends at any instruction.
+pub(crate) fn may_end_anywhere(may: bool) {
+    // SAFETY: this thread's own memory.
+    unsafe { (&raw mut (*thread()).ends_anywhere).write_volatile(u32::from(may)) };
 }
 
 /// What has interrupted a call.
@@ -276,19 +310,62 @@ pub(crate) struct Interrupt {
 fn deliver() {
     let t = thread();
     // SAFETY: this thread's own memory; all signals that could change it are blocked.
-    let (signal, mask) = unsafe {
+    let (signal, mask, put_off) = unsafe {
         let signal = (&raw const (*t).pending).read_volatile() & (RESTARTS - 1);
         (&raw mut (*t).pending).write_volatile(0);
-        (signal, (*t).mask)
+        (signal, (*t).mask, (&raw mut (*t).put_off).replace(0))
     };
     compiler_fence(SeqCst);
-    // The handlers run in here, as at the end of any system call.
-    sys::restore_signals(mask);
-    let own = 1u64 << (signal.wrapping_sub(1) & 63);
-    if mask & own != 0 {
-        // It came while the call's own mask was in force (ppoll, pselect, epoll_pwait), which let
-        // it through.
-        sys::run_pending(mask & !own);
+    if signal != 0 {
+        // The handlers run in here, as at the end of any system call.
+        sys::restore_signals(mask);
+        let own = 1u64 << (signal.wrapping_sub(1) & 63);
+        if mask & own != 0 {
+            // It came while the call's own mask was in force (ppoll, pselect, epoll_pwait), which
+            // let it through.
+            sys::run_pending(mask & !own);
+        }
+    }
+    if put_off != 0 {
+        enable_cancellation();
+    }
+}
+
+/// `pthread_setcancelstate(3)`.
+pub(crate) type SetState = unsafe extern "C" fn(c_int, *mut c_int) -> c_int;
+/// libc's.
+static SET_STATE: AtomicUsize = AtomicUsize::new(0);
+
+/// Cancellation is about to be enabled by that function, which would end a thread right there that
+/// ends at any instruction and was cancelled. True: in a section, where the library itself had
+/// disabled it around a provider's call: it is enabled when that is over.
+pub(crate) fn puts_off_cancellation(set_state: SetState) -> bool {
+    let t = thread();
+    // SAFETY: this thread's own memory.
+    unsafe {
+        if (&raw const (*t).ends_anywhere).read_volatile() == 0
+            || !is_inside(t)
+            || !is_alive(t, stack_pointer())
+        {
+            return false;
+        }
+        SET_STATE.store(set_state as usize, Relaxed);
+        (&raw mut (*t).put_off).write_volatile(1);
+    }
+    true
+}
+
+#[cold]
+fn enable_cancellation() {
+    const PTHREAD_CANCEL_ENABLE: c_int = 0;
+    let set_state = SET_STATE.load(Relaxed);
+    if set_state != 0 {
+        // SAFETY: stored as such a function, which may not come back: no frame here has anything to
+        // drop.
+        unsafe {
+            let set_state = core::mem::transmute::<usize, SetState>(set_state);
+            set_state(PTHREAD_CANCEL_ENABLE, core::ptr::null_mut());
+        }
     }
 }
 
@@ -316,12 +393,14 @@ pub(crate) unsafe fn put_back(
         }
         let mask = (&raw mut (*context).uc_sigmask).cast::<u64>();
         let blocked = mask.read_unaligned();
+        // libc's own signal for cancellations counts among those that are never blocked.
+        let own = if signal == sys::SIGCANCEL { sys::CANCELLATION } else { 0 };
         // One waits already, and all but faults are blocked. (If they are not, it was put back in a
         // handler that is not ours, such as that of libc's setuid, which has returned meanwhile:
         // what it had blocked is over, and it is put back once more.)
-        if (&raw const (*t).pending).read_volatile() != 0
-            && blocked | sys::UNBLOCKABLE == !sys::FAULTS
-        {
+        let waits = (&raw const (*t).pending).read_volatile() != 0
+            && (blocked | sys::UNBLOCKABLE) & !sys::CANCELLATION == !sys::FAULTS;
+        if waits && own == 0 {
             return false;
         }
         // With it blocked, or it would come at once.
@@ -333,9 +412,12 @@ pub(crate) unsafe fn put_back(
             sys::restore_signals(before);
             return false;
         }
-        (*t).mask = blocked & !sys::LIBC_OWN;
-        mask.write_unaligned(!sys::FAULTS);
-        (&raw mut (*t).pending).write_volatile(signal as u32 | if restarts { RESTARTS } else { 0 });
+        mask.write_unaligned(!sys::FAULTS | own | blocked & sys::CANCELLATION);
+        if !waits {
+            (*t).mask = blocked & !sys::LIBC_OWN;
+            let flag = if restarts { RESTARTS } else { 0 };
+            (&raw mut (*t).pending).write_volatile(signal as u32 | flag);
+        }
         if about_to_wait(*pc) {
             *pc = waiting_refused as *const () as usize;
         }
@@ -391,10 +473,10 @@ core::arch::global_asm!(
     "mov r9, qword ptr [rsp + 8]",
     "mov rcx, qword ptr [rip + netacc_thread@gottpoff]",
     "netacc_waiting_start:",
-    "cmp dword ptr fs:[rcx + 4], 0",
+    "cmp dword ptr fs:[rcx + 8], 0",
     "jne netacc_waiting_refused",
     // Cancelled, and not uncancellable.
-    "cmp qword ptr fs:[rcx + 24], 1",
+    "cmp qword ptr fs:[rcx + 32], 1",
     "je netacc_waiting_refused",
     "syscall",
     "netacc_waiting_end:",
@@ -430,10 +512,10 @@ core::arch::global_asm!(
     "mrs x10, tpidr_el0",
     "add x9, x9, x10",
     "netacc_waiting_start:",
-    "ldr w10, [x9, #4]",
+    "ldr w10, [x9, #8]",
     "cbnz w10, netacc_waiting_refused",
     // Cancelled, and not uncancellable.
-    "ldr x10, [x9, #24]",
+    "ldr x10, [x9, #32]",
     "cmp x10, #1",
     "b.eq netacc_waiting_refused",
     "svc 0",
@@ -445,7 +527,8 @@ core::arch::global_asm!(
     ".cfi_endproc",
     ".size netacc_waiting, . - netacc_waiting",
 );
-const _: () = assert!(core::mem::offset_of!(Thread, pending) == 4);
+const _: () = assert!(core::mem::offset_of!(Thread, pending) == 8);
+const _: () = assert!(core::mem::offset_of!(Thread, put_off) == 12);
 
 unsafe extern "C" {
     fn netacc_waiting(

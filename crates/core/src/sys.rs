@@ -489,7 +489,10 @@ pub(crate) unsafe fn signal_self(signal: c_int, info: *const libc::siginfo_t) ->
     sys!(SYS_rt_tgsigqueueinfo, getpid(), gettid(), signal, info) >= 0
 }
 /// The two that glibc keeps for setuid and cancellation (32, 33): they must stay deliverable.
-pub(crate) const LIBC_OWN: u64 = 1 << 31 | 1 << 32;
+pub(crate) const LIBC_OWN: u64 = CANCELLATION | 1 << 32;
+/// libc's own signal for cancelled threads, which its public interface hides; as a mask.
+pub(crate) const SIGCANCEL: c_int = 32;
+pub(crate) const CANCELLATION: u64 = 1 << 31;
 /// Signals that come as the fault of an instruction (ILL, TRAP, BUS, FPE, SEGV, SYS), and the two
 /// that libc keeps for itself.
 pub(crate) const FAULTS: u64 =

@@ -1,5 +1,6 @@
 use super::*;
 use crate::testing::alone_in_child;
+use core::ffi::c_void;
 use core::sync::atomic::{AtomicU32, Ordering::Relaxed};
 
 static RAN: AtomicU32 = AtomicU32::new(0);
@@ -179,5 +180,70 @@ fn what_finds_no_room_in_the_queue_runs_at_once() {
         let now = comes(signal, 0, stack_pointer()).is_none();
         let open = blocked() == before;
         !leave(section) && none && now && open && RAN.load(Relaxed) == 0
+    }));
+}
+
+unsafe extern "C" {
+    fn pthread_cancel(thread: libc::pthread_t) -> c_int;
+    fn pthread_setcanceltype(kind: c_int, old: *mut c_int) -> c_int;
+}
+
+/// How far the thread below has come: it is in the section; it may end that; it is about to; it is
+/// behind it.
+static STEP: AtomicU32 = AtomicU32::new(0);
+const INSIDE: u32 = 1;
+const MAY_END: u32 = 2;
+const ENDS: u32 = 3;
+const BEHIND: u32 = 4;
+
+// (No frame of it has anything to drop.)
+extern "C-unwind" fn in_a_section(_: *mut c_void) -> *mut c_void {
+    may_end_anywhere(true);
+    // SAFETY: the old kind is of no interest.
+    unsafe { pthread_setcanceltype(1, core::ptr::null_mut()) };
+    let section = enter();
+    STEP.store(INSIDE, Relaxed);
+    while STEP.load(Relaxed) == INSIDE {
+        core::hint::spin_loop();
+    }
+    STEP.store(ENDS, Relaxed);
+    let _ = leave(section);
+    STEP.store(BEHIND, Relaxed);
+    core::ptr::null_mut()
+}
+
+/// Also the first one that is cancelled, for which libc has no handler before.
+#[test]
+fn a_thread_that_ends_at_any_instruction_ends_behind_its_section() {
+    crate::testing::init();
+    assert!(alone_in_child(|| {
+        crate::wait::looks::note_asynchronous();
+        let mut fine = true;
+        for _ in 0..3 {
+            STEP.store(0, Relaxed);
+            let mut thread = 0;
+            // SAFETY: an entry that may unwind is called as any other; the thread is joined below.
+            unsafe {
+                let entry: extern "C" fn(*mut c_void) -> *mut c_void = core::mem::transmute(
+                    in_a_section as extern "C-unwind" fn(*mut c_void) -> *mut c_void,
+                );
+                let (attributes, argument) = (core::ptr::null(), core::ptr::null_mut());
+                fine &= libc::pthread_create(&mut thread, attributes, entry, argument) == 0;
+            }
+            while STEP.load(Relaxed) != INSIDE {
+                std::thread::yield_now();
+            }
+            // SAFETY: threads that nobody has joined.
+            let mut cancel = |thread| _ = unsafe { pthread_cancel(thread) };
+            crate::api::before_cancel(&mut cancel);
+            cancel(thread);
+            std::thread::sleep(std::time::Duration::from_millis(30));
+            fine &= STEP.load(Relaxed) == INSIDE;
+            STEP.store(MAY_END, Relaxed);
+            // SAFETY: as above.
+            fine &= unsafe { libc::pthread_join(thread, core::ptr::null_mut()) } == 0;
+            fine &= STEP.load(Relaxed) == ENDS;
+        }
+        fine
     }));
 }

@@ -92,6 +92,11 @@ pub(crate) fn note_asynchronous() {
     }
 }
 
+/// Some thread has asked for that.
+pub(crate) fn may_end_anywhere() -> bool {
+    ASYNCHRONOUS.load(SeqCst)
+}
+
 /// A thread is about to be cancelled, which is noted ([`process::note_cancellation`]): where it may
 /// end at any instruction nobody looks any more when this returns.
 pub(crate) fn before_end_anywhere() {

@@ -34,6 +34,7 @@ hook! {
     fn pthread_cancel(thread: pthread_t) -> c_int |next| {
         REQUESTED.store(true, Relaxed);
         api::threads_are_cancelled();
+        api::before_cancel(&mut |other| _ = next(other));
         let result = next(thread);
         if result == 0 && thread != libc::pthread_self() {
             interrupt(thread);
@@ -49,6 +50,9 @@ const PTHREAD_CANCEL_ASYNCHRONOUS: c_int = 1;
 hook! {
     /// `pthread_setcancelstate(3)`.
     unchecked fn pthread_setcancelstate(state: c_int, old: *mut c_int) -> c_int |next| {
+        if state != PTHREAD_CANCEL_DISABLE && old.is_null() && api::puts_off_cancellation(next) {
+            return 0;
+        }
         let result = next(state, old);
         if result == 0 {
             api::may_be_cancelled(state != PTHREAD_CANCEL_DISABLE);
@@ -59,10 +63,16 @@ hook! {
 hook! {
     /// `pthread_setcanceltype(3)`.
     unchecked fn pthread_setcanceltype(kind: c_int, old: *mut c_int) -> c_int |next| {
-        if kind == PTHREAD_CANCEL_ASYNCHRONOUS {
-            api::ends_anywhere();
+        let anywhere = kind == PTHREAD_CANCEL_ASYNCHRONOUS;
+        if anywhere {
+            // Before: it may be cancelled already.
+            api::ends_anywhere(true);
         }
-        next(kind, old)
+        let result = next(kind, old);
+        if result == 0 && !anywhere {
+            api::ends_anywhere(false);
+        }
+        result
     }
 }
 
