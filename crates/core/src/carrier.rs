@@ -158,6 +158,23 @@ pub(crate) fn round_trip_us(fd: c_int) -> Option<u32> {
     tcp_info(fd).map(|info| info.more[3]).filter(|us| ![0, u32::MAX].contains(us))
 }
 
+/// When the peer's kernel last acknowledged something, old or new: so many nanoseconds ago. 0:
+/// there is nothing that it has not answered. (Where it has no room it is probed every two minutes,
+/// at last.)
+pub(crate) fn unanswered_ns(fd: c_int) -> u64 {
+    let Some(info) = tcp_info(fd) else { return 0 };
+    // tcpi_probes and tcpi_unacked; tcpi_last_ack_recv, in milliseconds
+    let (probes, packets) = (info.bytes[3], info.words[4]);
+    if (probes, packets) == (0, 0) { 0 } else { u64::from(info.words[12]) * 1_000_000 }
+}
+
+/// Bytes that the kernel has taken and the peer's has not acknowledged.
+pub(crate) fn is_under_way(fd: c_int) -> bool {
+    let mut queued: c_int = 0;
+    let asked = sys::ioctl(fd, libc::TIOCOUTQ as usize, (&raw mut queued) as usize);
+    asked >= 0 && queued > 0
+}
+
 /// How many bytes the kernel has taken to send on `fd`, give or take one for all of a connection's
 /// life.
 pub(crate) fn sent(fd: c_int) -> Option<u64> {

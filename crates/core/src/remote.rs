@@ -21,6 +21,7 @@
 //! - `agree`: which connections are accelerated; `offers`: what becomes of an agreement;
 //! - `shares`: what each host may take of all that;
 //! - `words`: what the ends say of their switches; `leave`: the way back to the carrier;
+//! - `silence`: a host of which nothing is heard; `probes`: what it says on carriers;
 //! - `keeper`: the process that goes on with that when this one has ended.
 //!
 //! `docs/design/rdma.md` tells the whole story.
@@ -42,6 +43,7 @@ mod pair_list;
 mod pairs;
 mod places;
 mod policy;
+mod probes;
 mod progress;
 mod proof;
 mod shares;

@@ -160,6 +160,14 @@ pub(crate) fn carrier_is_over(s: &Socket) -> bool {
     peer_has_ended(s, s.fd.load(Acquire))
 }
 
+/// Calls `f` with the number of the carrier, which nobody gives away meanwhile. Not of a connection
+/// that is no longer on a faster path.
+pub(crate) fn with_carrier(s: &'static Socket, f: impl FnOnce(c_int)) {
+    if let Ok(_held) = hold_tx(s, s.generation16()) {
+        f(s.fd.load(Acquire));
+    }
+}
+
 /// It has failed: nobody is at its other end.
 pub(crate) fn carrier_is_reset(s: &Socket) -> bool {
     carrier::is_closed(s.fd.load(Acquire))

@@ -4,6 +4,7 @@
 use super::leave::BACK_LOST_NS;
 use super::links::{ANSWER_NS, Fault, Link, Phase, bind, set_up, tcp_socket};
 use super::shares::Source;
+use super::silence::Unheard;
 use super::{Remote, close_own, destinations, links, pairs, watch};
 use crate::carrier::sockaddr;
 use crate::log::{debug_log, warn_of_peer};
@@ -81,6 +82,7 @@ impl Remote {
             close_own(fd);
         }
         if was_up {
+            self.stop_probes(i);
             self.forget_link(i);
             self.free_done(i);
             self.end_all_pairs(i);
@@ -107,6 +109,7 @@ impl Remote {
         }
         (l.phase, l.blocked, l.deserted) = (Phase::Broken, false, l.deserted | deserted);
         (l.input, l.output) = (Vec::new(), VecDeque::new());
+        l.unheard = Unheard::default();
         if l.broken_at == 0 {
             (l.broken_at, l.retries, l.since) = (now, 0, now);
         }
@@ -143,6 +146,7 @@ impl Remote {
         let [.., last] = RETRY_NS;
         let next = l.since.saturating_add(RETRY_NS.get(l.retries).copied().unwrap_or(last));
         self.time_out_unheard(i, now);
+        self.lose_silent_pairs(i, now);
         self.look_at_carriers(i);
         let soon = since + BACK_LOST_NS + 1;
         self.at(match now < soon {
@@ -211,6 +215,11 @@ impl Remote {
 
     /// The link is up again: both ends say everything that the other may not know.
     pub(super) fn resume(&mut self, i: usize) {
+        // (It may have broken once more, with the word that says so.)
+        if self.link(i).is_none_or(|l| l.phase != Phase::Resuming) {
+            return;
+        }
+        self.stop_probes(i);
         let Some(l) = self.link_mut(i) else { return };
         debug_log!("the link to {} is resumed", l.peer);
         (l.phase, l.broken_at, l.blocked, l.deserted) = (Phase::Up, 0, false, false);

@@ -6,6 +6,7 @@
 use super::Remote;
 use super::links;
 use super::pairs::PairState;
+use super::probes::Probes;
 use crate::channel::Channel;
 use crate::io::{self, Departure};
 use crate::log::debug_log;
@@ -92,9 +93,31 @@ pub(super) struct Leaving {
     pub(super) departure: Departure,
     /// Since when the peer is waited for, found while its link was broken; 0: it is not.
     pub(super) unheard_since: u64,
+    pub(super) probes: Probes,
     /// Bytes wait for room on the carrier: when they are tried again, and the pause after that.
     again_at: u64,
     pause: u64,
+}
+
+impl Leaving {
+    fn new(link: usize, serial: u32, slot: usize, s: &'static Socket) -> Leaving {
+        Leaving {
+            link,
+            serial,
+            slot,
+            departure: Departure::new(s),
+            unheard_since: 0,
+            probes: Probes::default(),
+            again_at: 0,
+            pause: RESEND_NS,
+        }
+    }
+
+    /// Nothing is waited for any more.
+    fn over(mut self) -> Departure {
+        self.probes.stop(self.departure.socket());
+        self.departure
+    }
 }
 
 impl Remote {
@@ -211,15 +234,7 @@ impl Remote {
                 if leaves & parting::AGAIN != 0 {
                     stats::add(Counter::FailOvers, 2);
                 }
-                self.leaving.push(Leaving {
-                    link: i,
-                    serial,
-                    slot,
-                    departure: Departure::new(s),
-                    unheard_since: 0,
-                    again_at: 0,
-                    pause: RESEND_NS,
-                });
+                self.leaving.push(Leaving::new(i, serial, slot, s));
                 self.leaving.len() - 1
             }
         };
@@ -247,7 +262,7 @@ impl Remote {
                 io::wake_leavers(s);
                 let x = self.leaving.swap_remove(index);
                 uncount_leaving_of(channel, slot);
-                x.departure.give_up();
+                x.over().give_up();
             }
             io::Moved::Done => {
                 let x = self.leaving.swap_remove(index);
@@ -265,7 +280,7 @@ impl Remote {
                     why.name(),
                     if again { ", for now" } else { "" }
                 );
-                if x.departure.conclude(channel, slot, why, again) {
+                if x.over().conclude(channel, slot, why, again) {
                     self.left(i, slot);
                 }
                 forget_leave(channel, slot);
@@ -353,7 +368,7 @@ impl Remote {
             if live {
                 at += 1;
             } else {
-                self.leaving.swap_remove(at).departure.give_up();
+                self.leaving.swap_remove(at).over().give_up();
             }
         }
         self.flush_all();

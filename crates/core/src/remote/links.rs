@@ -9,11 +9,12 @@ use super::pairs::{self, Pair};
 use super::policy::Packets;
 use super::proof::Trust;
 use super::shares::{LINKS_MAX, Source};
+use super::silence::Unheard;
 use super::{EVENT_LINK, Remote, Theirs, devices, keeper, net, note_own, watch};
 use crate::carrier::sockaddr;
 use crate::channel::Channel;
 use crate::log::debug_log;
-use crate::socket::Socket;
+use crate::socket::{Socket, State};
 use crate::tuple_table::Key;
 use crate::wire::Wire;
 use crate::{config, numbers, stats, sys};
@@ -117,6 +118,12 @@ impl Conn {
         leaves_since: 0,
         awaits_reader: false,
     };
+
+    /// Its connection has it, and a carrier.
+    pub(super) fn is_carried(&self) -> bool {
+        let has = |s: &Socket| s.generation.load(Acquire) == self.generation;
+        self.slot.is_live() && self.socket.is_some_and(|s| has(s) && s.is(State::Attached))
+    }
 }
 
 /// A connection that waits for a place on a pair.
@@ -158,6 +165,7 @@ pub(super) struct Link {
     pub(super) input: Vec<u8>,
     pub(super) output: VecDeque<u8>,
     pub(super) blocked: bool,
+    pub(super) unheard: Unheard,
     pub(super) domain: Option<net::Domain>,
     pub(super) arenas: Option<Arenas>,
     /// Domain and arenas are those of a device that is gone.
@@ -262,11 +270,8 @@ pub(super) struct Route {
     pub(super) device: usize,
 }
 
-/// A link of which nothing is heard for so long is broken.
-const SILENT_MS: c_int = 45_000;
-
-/// Small frames, at once; and a peer whose host has vanished is noticed, whether something is under
-/// way to it (TCP_USER_TIMEOUT) or not (the kernel does not probe while something is).
+/// Small frames, at once; and a peer whose host has vanished is noticed while nothing is under way
+/// to it, after 45 s. (While something is the kernel does not probe: [`super::silence`].)
 pub(super) fn set_up(fd: c_int) {
     for (level, name, value) in [
         (libc::IPPROTO_TCP, libc::TCP_NODELAY, 1),
@@ -274,7 +279,6 @@ pub(super) fn set_up(fd: c_int) {
         (libc::IPPROTO_TCP, libc::TCP_KEEPIDLE, 15),
         (libc::IPPROTO_TCP, libc::TCP_KEEPINTVL, 5),
         (libc::IPPROTO_TCP, libc::TCP_KEEPCNT, 6),
-        (libc::IPPROTO_TCP, libc::TCP_USER_TIMEOUT, SILENT_MS),
     ] {
         let _ = sys::setsockopt(fd, level, name, &value);
     }
@@ -337,6 +341,7 @@ impl Remote {
             input: Vec::new(),
             output: VecDeque::new(),
             blocked: connecting,
+            unheard: Unheard::default(),
             domain: None,
             arenas: None,
             stale: false,
@@ -403,6 +408,7 @@ impl Remote {
                     self.at(at);
                 }
                 Phase::Gone if !l.in_use() => self.drop_link(i),
+                Phase::Up => self.time_unheard(i, now),
                 _ => {}
             }
         }
@@ -461,6 +467,7 @@ impl Remote {
         else {
             return;
         };
+        let any = !l.output.is_empty();
         while !l.output.is_empty() {
             let (first, _) = l.output.as_slices();
             // SAFETY: a live buffer.
@@ -487,6 +494,9 @@ impl Remote {
             l.blocked = blocked;
             let events = (libc::EPOLLIN | if blocked { libc::EPOLLOUT } else { 0 }) as u32;
             let _ = watch(epoll, l.fd, events, event(l.serial, i));
+        }
+        if any {
+            self.listen_for_answer(i);
         }
         if drained {
             // Candidates that were not told of for want of room.

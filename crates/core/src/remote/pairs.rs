@@ -11,6 +11,7 @@ use super::devices::{self, TOKEN_DEVICE, TOKEN_LISTENER, TOKEN_PAIR};
 use super::links::{Fault, Link};
 use super::net::{self, Net};
 use super::places::Places;
+use super::probes::Quiet;
 use super::progress::Progress;
 use super::{Remote, unwatch};
 use crate::channel::Channel;
@@ -110,6 +111,7 @@ pub(super) struct Pair {
     peer_ready: bool,
     pub(super) deadline: u64,
     pub(super) progress: Progress,
+    pub(super) quiet: Quiet,
     pub(super) ready_since: u64,
     places: Places,
     was_used: bool,
@@ -137,6 +139,7 @@ impl Pair {
             peer_ready: false,
             deadline: sys::now_ns() + CONNECT_NS,
             progress: Progress::default(),
+            quiet: Quiet::default(),
             ready_since: 0,
             places: Places::new(lanes),
             was_used: false,

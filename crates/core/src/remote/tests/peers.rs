@@ -1,6 +1,7 @@
 //! Peers that stop, and go on; that vanish; that are killed, and have successors.
 
 use super::*;
+use netacc_proto::rendezvous::Message;
 
 #[test]
 fn a_peer_that_stops_is_waited_for() {
@@ -210,20 +211,162 @@ fn a_stopped_peer_that_vanishes_is_an_error_when_patience_ends() {
     rig.finish();
 }
 
-/// The kernel, too, gives a link up, whether something is under way on it or not.
+fn option(fd: c_int, level: c_int, name: c_int) -> c_int {
+    let mut value: c_int = 0;
+    assert!(sys::getsockopt(fd, level, name, &mut value) >= 0);
+    value
+}
+
+/// A peer that is stopped has no room any more for what is said on its link: the link stays.
 #[test]
-fn a_silent_link_is_given_up() {
+fn a_link_without_room_is_waited_for() {
+    for model in MODELS {
+        let mut rig = Rig::new(Order::Prompt, model, 2);
+        let i = rig.connect(0, 1);
+        rig.promoted(i);
+        rig.hosts[1].stopped = true;
+        let remote = rig.remote(0);
+        let at = remote.links.iter().position(|l| l.is_some()).unwrap();
+        let fd = remote.link(at).unwrap().fd;
+        // (It ends links without room as well.)
+        assert_eq!(option(fd, libc::IPPROTO_TCP, libc::TCP_USER_TIMEOUT), 0);
+        while remote.link(at).is_some_and(|l| l.output.is_empty()) {
+            (0..200).for_each(|_| remote.send(at, Message::Withdraw { token: u64::MAX }));
+            remote.flush(at);
+        }
+        rig.stand_still(1_000_000_000_000);
+        assert!(rig.remote(0).link(at).is_some_and(|l| l.is_up()), "{}", rig.describe());
+        rig.hosts[1].stopped = false;
+        rig.exchange(i, 10_000);
+        assert!(rig.is_fast(i), "{}", rig.describe());
+        rig.finish();
+    }
+}
+
+/// A link that breaks with the word that it is resumed is not up.
+#[test]
+fn a_link_that_breaks_again_while_it_is_resumed_is_broken() {
     let mut rig = Rig::new(Order::Prompt, Model::ROCE, 2);
     let i = rig.connect(0, 1);
     rig.promoted(i);
-    for h in [0, 1] {
-        let fd = rig.remote(h).links.iter().flatten().next().unwrap().fd;
-        let mut ms: c_int = 0;
-        let name = libc::TCP_USER_TIMEOUT;
-        assert!(sys::getsockopt(fd, libc::IPPROTO_TCP, name, &mut ms) >= 0);
-        assert_eq!(ms, 45_000);
-    }
+    rig.hosts[0].stopped = true;
+    rig.break_links(1);
+    rig.settle();
+    let remote = rig.remote(1);
+    let at = remote.links.iter().position(|l| l.is_some()).unwrap();
+    assert_eq!(remote.link(at).map(|l| l.phase), Some(links::Phase::Broken));
+    remote.resume(at);
+    assert_eq!(remote.link(at).map(|l| l.phase), Some(links::Phase::Broken));
+    rig.hosts[0].stopped = false;
+    rig.exchange(i, 10_000);
     rig.finish();
+}
+
+/// What a carrier's kernel has received.
+fn packets_in(fd: c_int) -> u32 {
+    let mut info = [0u32; 40];
+    assert!(sys::getsockopt(fd, libc::IPPROTO_TCP, libc::TCP_INFO, &mut info) >= 0);
+    // tcpi_segs_in
+    info[35]
+}
+
+impl Rig {
+    /// So many seconds, and the kernel's timers as well.
+    fn seconds(&mut self, n: u32) {
+        for _ in 0..n {
+            testing::pass_ns(1_000_000_000);
+            self.settle();
+            std::thread::sleep(std::time::Duration::from_millis(20));
+            self.settle();
+        }
+    }
+}
+
+/// The kernel asks whether the peer's host is there, and the application sees nothing of that.
+#[test]
+fn a_carrier_is_probed_while_nothing_is_heard_of_the_peer() {
+    for side in [C, A] {
+        let mut rig = Rig::new(Order::Prompt, Model::ROCE, 2);
+        let i = rig.connect(0, 1);
+        rig.promoted(i);
+        patience_with(&rig, i, side, Some(60));
+        let ends = [side, side ^ 1].map(|side| rig.conns[i][side].fd);
+        // (The kernel's shortest time.)
+        std::thread::sleep(std::time::Duration::from_millis(1100));
+        let before = packets_in(ends[1]);
+        rig.hosts[1 - side].stopped = true;
+        rig.send(i, side, 5000);
+        rig.wires.break_pairs(&rig.hosts[1 - side].fabric);
+        rig.links_end(1, side);
+        rig.seconds(12);
+        assert!(packets_in(ends[1]) > before, "{}", rig.describe());
+        rig.seconds(3);
+        assert_eq!(option(ends[0], libc::SOL_SOCKET, libc::SO_KEEPALIVE), 0);
+        assert_eq!(option(ends[0], libc::IPPROTO_TCP, libc::TCP_USER_TIMEOUT), 60_000);
+        assert!(option(ends[0], libc::IPPROTO_TCP, libc::TCP_KEEPIDLE) > 1);
+        assert!(option(ends[0], libc::IPPROTO_TCP, libc::TCP_KEEPCNT) < 127);
+        assert_eq!(rig.is_over(i, side), None, "{}", rig.describe());
+        rig.kill(1 - side);
+        rig.finish();
+    }
+}
+
+/// A host that has rebooted knows nothing of its connections, and says so to who asks; also where a
+/// device never says that its peer is gone.
+#[test]
+fn a_host_that_has_rebooted_resets_its_connections() {
+    const TCP_REPAIR: c_int = 19;
+    for (side, says) in [(C, true), (A, true), (C, false), (A, false)] {
+        let mut rig = Rig::new(Order::Prompt, Model::ROCE, 2);
+        let i = rig.connect(0, 1);
+        rig.promoted(i);
+        std::thread::sleep(std::time::Duration::from_millis(1100));
+        let peer = 1 - side;
+        // A socket that is being repaired says nothing when it is closed.
+        let links: Vec<c_int> = rig.remote(peer).links.iter().flatten().map(|l| l.fd).collect();
+        for fd in links.into_iter().chain([rig.conns[i][side ^ 1].fd]) {
+            if sys::setsockopt(fd, libc::IPPROTO_TCP, TCP_REPAIR, &1i32) < 0 {
+                std::eprintln!("this needs CAP_NET_ADMIN");
+                return;
+            }
+        }
+        rig.wires.power_off(&rig.hosts[peer].fabric);
+        rig.send(i, side, 5000);
+        rig.kill(peer);
+        if says {
+            rig.wires.time_out();
+        }
+        rig.break_links(side);
+        rig.settle();
+        assert_eq!(rig.is_over(i, side), None, "{}", rig.describe());
+        rig.seconds(20);
+        let end = rig.is_over(i, side);
+        assert_eq!(end, Some(-(libc::ECONNRESET as isize)), "{says}: {}", rig.describe());
+        rig.finish();
+    }
+}
+
+/// A device that never says that its peer is gone, whose host answers on TCP: its process may go
+/// on.
+#[test]
+fn a_pair_of_a_stopped_peer_stays_without_its_link() {
+    for side in [C, A] {
+        let mut rig = Rig::new(Order::Prompt, Model::ROCE, 2);
+        let i = rig.connect(0, 1);
+        rig.promoted(i);
+        std::thread::sleep(std::time::Duration::from_millis(1100));
+        rig.hosts[1 - side].stopped = true;
+        rig.links_end(1, side);
+        rig.send(i, side, 5000);
+        rig.seconds(100);
+        assert!(rig.is_fast(i), "{}", rig.describe());
+        assert_eq!(rig.is_over(i, side), None, "{}", rig.describe());
+        rig.hosts[1 - side].stopped = false;
+        rig.drain(i);
+        // (Without a link nothing ends in order.)
+        rig.kill(0);
+        rig.kill(1);
+    }
 }
 
 #[test]

@@ -1,0 +1,231 @@
+//! What the host at the other end of a carrier says, where its library says nothing.
+//!
+//! A carrier is idle while its connection is on RDMA, so nothing comes of a host that has rebooted,
+//! which would answer any packet by a reset. So while a link is broken, and nobody answers where it
+//! led, the kernel has to send a packet on the carriers of connections that wait: a keep-alive
+//! probe, for which the options of keep-alive are others for a moment ([`Probe`]). A reset is
+//! TCP's own, and ends the connection as ever. And where a carrier's probes are not answered
+//! either, a queue pair on which something does not arrive is lost, whatever its device says: some
+//! never say that nobody is there, and TCP below iWARP says so after a quarter of an hour.
+
+use super::Remote;
+use super::links::Link;
+use super::pairs::PairState;
+use crate::log::debug_log;
+use crate::socket::Socket;
+use crate::{carrier, io, sys};
+use core::ffi::c_int;
+use netacc_control::stats::Reason;
+
+/// The first probe comes when nothing was heard for so long, the others after twice as long each
+/// time. (TCP's packets would be sent again in the same way.)
+const FIRST_NS: u64 = 2_000_000_000;
+const PAUSE_MAX_NS: u64 = 60_000_000_000;
+/// An answer is waited for so long; and then the options are the application's again.
+const ANSWER_NS: u64 = 1_000_000_000;
+/// So many probes without an answer, of a minute in all: nobody is there.
+const UNANSWERED: u32 = 5;
+
+/// What a probe needs, in this order: no limit of the application's ends its connection for it; and
+/// the last one has the kernel look at the time at once, which is over.
+const NEEDS: [(c_int, c_int, c_int); 4] = [
+    (libc::IPPROTO_TCP, libc::TCP_USER_TIMEOUT, 0),
+    (libc::IPPROTO_TCP, libc::TCP_KEEPCNT, 127),
+    (libc::SOL_SOCKET, libc::SO_KEEPALIVE, 1),
+    (libc::IPPROTO_TCP, libc::TCP_KEEPIDLE, 1),
+];
+
+/// A probe on its way, and what the application has set.
+struct Probe([c_int; NEEDS.len()]);
+
+impl Probe {
+    fn begin(fd: c_int) -> Probe {
+        let mut before = [0; NEEDS.len()];
+        for ((level, name, needs), was) in NEEDS.iter().zip(&mut before) {
+            let _ = sys::getsockopt(fd, *level, *name, was);
+            let _ = sys::setsockopt(fd, *level, *name, needs);
+        }
+        Probe(before)
+    }
+
+    /// What the application sets meanwhile stays.
+    fn end(self, fd: c_int) {
+        for ((level, name, needs), was) in NEEDS.iter().zip(&self.0).rev() {
+            let mut now = 0;
+            let asked = sys::getsockopt(fd, *level, *name, &mut now);
+            if asked >= 0 && now == *needs && *was != *needs {
+                let _ = sys::setsockopt(fd, *level, *name, was);
+            }
+        }
+    }
+}
+
+/// The probes of one carrier.
+#[derive(Default)]
+pub(super) struct Probes {
+    under_way: Option<Probe>,
+    /// When the next one begins, or this one ends; 0: it has not been thought of.
+    at: u64,
+    pause: u64,
+    /// So many in a row were not answered.
+    unanswered: u32,
+}
+
+impl Probes {
+    /// What is due by now. The carrier's lock is held.
+    fn time(&mut self, now: u64, fd: c_int) {
+        if self.at == 0 {
+            (self.at, self.pause) = (now + FIRST_NS, FIRST_NS);
+        }
+        if now < self.at {
+            return;
+        }
+        match self.under_way.take() {
+            Some(probe) => {
+                probe.end(fd);
+                self.ended(now, carrier::unanswered_ns(fd) == 0);
+            }
+            None => {
+                self.under_way = Some(Probe::begin(fd));
+                self.at = now + ANSWER_NS;
+            }
+        }
+    }
+
+    fn ended(&mut self, now: u64, answered: bool) {
+        self.unanswered = if answered { 0 } else { self.unanswered + 1 };
+        self.pause = (self.pause * 2).min(PAUSE_MAX_NS);
+        self.at = now + self.pause;
+    }
+
+    /// Nobody is there.
+    fn are_in_vain(&self) -> bool {
+        self.unanswered >= UNANSWERED
+    }
+
+    pub(super) fn is_under_way(&self) -> bool {
+        self.under_way.is_some()
+    }
+
+    /// Nothing is waited for any more.
+    pub(super) fn stop(&mut self, s: &'static Socket) {
+        if let Some(probe) = core::mem::take(self).under_way {
+            io::with_carrier(s, |fd| probe.end(fd));
+        }
+    }
+
+    /// As [`Probes::time`], of that connection's.
+    pub(super) fn ask(&mut self, now: u64, s: &'static Socket) {
+        if now >= self.at {
+            io::with_carrier(s, |fd| self.time(now, fd));
+        }
+    }
+}
+
+/// Of a pair whose link is broken: whether anything arrives.
+#[derive(Default)]
+pub(super) struct Quiet {
+    /// So many messages had arrived when it was first seen that others had not; since then.
+    granted: u32,
+    since: u64,
+    probes: Probes,
+    /// The slot whose carrier is probed.
+    slot: Option<usize>,
+}
+
+impl Quiet {
+    /// Since when something has not arrived. 0: all has.
+    fn since(&mut self, now: u64, sent: u32, granted: u32) -> u64 {
+        if sent == granted {
+            self.since = 0;
+        } else if self.since == 0 || self.granted != granted {
+            (self.granted, self.since) = (granted, now);
+            self.probes.unanswered = 0;
+        }
+        self.since
+    }
+}
+
+impl Remote {
+    /// While a link is broken, and nobody answers where it led: pairs on which nothing arrives, of
+    /// hosts that do not answer on a carrier either, are lost.
+    pub(super) fn lose_silent_pairs(&mut self, i: usize, now: u64) {
+        if self.link(i).is_some_and(Link::is_at_its_door) {
+            return self.stop_probes(i);
+        }
+        let Some(l) = self.link_mut(i) else { return };
+        let mut lost = alloc::vec::Vec::new();
+        for p in l.pairs.iter_mut().filter(|p| p.state == PairState::Ready) {
+            let Some(engine) = p.engine.as_ref() else { continue };
+            let since = p.quiet.since(now, engine.sent(), engine.granted());
+            let first = p.slots().find(|slot| l.conns.get(*slot).is_some_and(|c| c.is_carried()));
+            let of = |slot: Option<usize>| l.conns.get(slot?).filter(|c| c.is_carried())?.socket;
+            let asked = of(p.quiet.slot);
+            if since == 0 || asked.is_none() {
+                // (What a connection that is over had set is its own affair.)
+                p.quiet.probes = Probes::default();
+                p.quiet.slot = if since == 0 { None } else { first };
+            }
+            let Some(s) = of(p.quiet.slot) else { continue };
+            p.quiet.probes.ask(now, s);
+            if p.quiet.probes.are_in_vain() || io::carrier_is_reset(s) {
+                p.quiet.probes.stop(s);
+                lost.push(p.number);
+            }
+        }
+        for number in lost {
+            debug_log!("pair {number}: nothing arrives, and nobody answers on TCP");
+            self.lose_pair(i, number, Reason::RdmaLost, false);
+        }
+    }
+
+    /// The link is up again, or over, or its host answers.
+    pub(super) fn stop_probes(&mut self, i: usize) {
+        let Some(l) = self.link_mut(i) else { return };
+        for p in l.pairs.iter_mut() {
+            let slot = core::mem::take(&mut p.quiet.slot);
+            let c = slot.and_then(|slot| l.conns.get(slot)).filter(|c| c.is_carried());
+            if let Some(s) = c.and_then(|c| c.socket) {
+                p.quiet.probes.stop(s);
+            }
+            p.quiet = Quiet::default();
+        }
+        let serial = l.serial;
+        for x in self.leaving.iter_mut().filter(|x| x.link == i && x.serial == serial) {
+            x.probes.stop(x.departure.socket());
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const S: u64 = 1_000_000_000;
+
+    #[test]
+    fn probes_become_rarer_and_some_in_vain_are_enough() {
+        let mut p = Probes { at: 2 * S, pause: FIRST_NS, ..Probes::default() };
+        let mut began = alloc::vec::Vec::new();
+        while !p.are_in_vain() {
+            began.push(p.at / S);
+            p.ended(p.at + ANSWER_NS, false);
+        }
+        assert_eq!(began, [2, 7, 16, 33, 66]);
+        p.ended(200 * S, true);
+        assert!(!p.are_in_vain(), "one answer is enough, too");
+        (0..10).for_each(|_| p.ended(300 * S, true));
+        assert_eq!((p.at, p.are_in_vain()), (360 * S, false));
+    }
+
+    #[test]
+    fn a_pair_is_quiet_while_something_does_not_arrive_and_nothing_else_does() {
+        let mut q = Quiet::default();
+        assert_eq!(q.since(1, 5, 5), 0);
+        assert_eq!(q.since(2, 6, 5), 2);
+        assert_eq!(q.since(9, 7, 5), 2);
+        assert_eq!(q.since(10, 8, 6), 10, "one has");
+        assert_eq!(q.since(11, 8, 8), 0);
+        assert_eq!(q.since(12, 0, u32::MAX), 12, "numbers go round");
+    }
+}
