@@ -30,7 +30,7 @@ accelerated() {
 ended() {
   gone() { ! kill -0 "$2" 2>/dev/null; }
   local status
-  if wait_for 30 gone "$@"; then wait "$2"; status=$?; else status=hangs; kill -9 "$2"; fi
+  if wait_for "${PATIENCE:-30}" gone "$@"; then wait "$2"; status=$?; else status=hangs; kill -9 "$2"; fi
   note "$1" "$status"
 }
 

@@ -344,6 +344,66 @@ fn descriptors() -> usize {
     most as usize
 }
 
+/// The device of a server goes away with so many connections of three processes on it, each with
+/// bytes under way both ways: all of these come over TCP. Returns how long the server's thread, and
+/// everybody's, had of a CPU meanwhile, in milliseconds.
+fn losing_a_device(many: usize) -> [u64; 2] {
+    testing::init();
+    let many = many.min((descriptors() - 300) / 2);
+    let config = Config { connections_per_channel: 32, ..config::get().clone() };
+    let mut took = [0; 2];
+    crate::config::with(config, || {
+        let mut rig = Rig::new(Order::Prompt, Model::ROCE, 4);
+        let conns: Vec<usize> = (0..many).map(|n| rig.connect(1 + n % 3, 0)).collect();
+        rig.until("all are on the ring", |r| {
+            let slow: Vec<usize> = conns.iter().copied().filter(|i| !r.is_fast(*i)).collect();
+            slow.iter().for_each(|i| r.chat(*i));
+            slow.is_empty()
+        });
+        for i in &conns {
+            assert_eq!((rig.send(*i, C, 512), rig.send(*i, A, 512)), (512, 512));
+        }
+        let began = cpu_ns();
+        rig.remove_device(0);
+        // Its own turn in which it hears of that.
+        for _ in 0..10_000 {
+            if rig.remote(0).devices.list.iter().all(|d| d.device.is_none()) {
+                break;
+            }
+            if !rig.step(0) {
+                rig.serve_queues();
+            }
+        }
+        took[0] = (cpu_ns() - began) / 1_000_000;
+        rig.until("all has come", |r| {
+            for i in &conns {
+                for side in [C, A] {
+                    r.receive(*i, side, 5000);
+                }
+            }
+            conns.iter().all(|i| r.has_come(*i))
+        });
+        took[1] = (cpu_ns() - began) / 1_000_000;
+        let over = conns.iter().filter(|i| rig.conns[**i].iter().any(|e| e.over.is_some())).count();
+        assert_eq!(over, 0, "connections that ended");
+        rig.finish();
+    });
+    took
+}
+
+#[test]
+fn a_device_with_hundreds_of_connections_is_lost() {
+    let took = losing_a_device(300);
+    std::eprintln!("300 connections: {took:?} ms");
+}
+
+#[test]
+#[ignore = "a minute or so: `make soak-rdma` runs it"]
+fn a_device_with_four_thousand_connections_is_lost() {
+    let [device, all] = losing_a_device(4000);
+    std::eprintln!("4,000 connections: {device} ms until the device is given up, {all} in all");
+}
+
 /// 10,000 connections of three processes to one, 32 on a queue pair: what it takes to open them, to
 /// move a message each way on each, and to close them. All of it in one thread: both kernels' TCP,
 /// the four processes' libraries, their applications and the fabric.
