@@ -201,7 +201,7 @@ reasons! {
         "Let the program use an address of the device whose network the peer is in, and look at ip route get PEER from ADDRESS.";
     Ipsec "ipsec" "The kernel encrypts or wraps the connection's packets (IPsec, MACsec, an encapsulation), which RDMA would not.",
         "None needed; the connection is correct, at TCP's speed. Where RDMA may go in the clear: NACC_KERNEL_POLICY=0.";
-    KernelPolicy "kernel-policy" "The kernel was asked to treat the connection's packets in a way that RDMA does not: a mark, a priority, a pacing rate, another interface or VRF; or its ends want different traffic classes.",
+    KernelPolicy "kernel-policy" "The kernel was asked for what RDMA does not do with packets: a mark, a priority, a pacing rate, few hops, headers, another interface or VRF; or the ends want different traffic classes; or the process may not ask what the kernel does (no AF_NETLINK).",
         "See which in the manual (rdma.md). Where RDMA may pass them by: NACC_KERNEL_POLICY=0.";
     Rule "rule" "A rule of netacc.conf keeps the connection on TCP.",
         "Change the rule, if that was not meant: netacc doctor with the number of the process names it.";
