@@ -49,6 +49,31 @@ pub(crate) fn last_sent_by_kernel() -> u64 {
     SENT_BY_KERNEL.load(Relaxed)
 }
 
+/// Listeners of a process that give out parked carriers.
+pub(crate) const LISTENERS: usize = 32;
+
+/// How the word of a carrier's lives says where to announce that it is taken: the waiting place + 1
+/// (0: nowhere), and which of its process's listeners it is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct AnnouncedAt(pub(crate) u16);
+
+impl AnnouncedAt {
+    const LISTENER: u32 = 9;
+    const PLACE: u16 = (1 << Self::LISTENER) - 1;
+
+    pub(crate) fn new(place: usize, listener: usize) -> Self {
+        Self((place as u16 + 1) & Self::PLACE | (listener as u16) << Self::LISTENER)
+    }
+    fn place(self) -> Option<usize> {
+        usize::from(self.0 & Self::PLACE).checked_sub(1)
+    }
+    pub(crate) fn listener(self) -> usize {
+        usize::from(self.0 >> Self::LISTENER)
+    }
+}
+
+const _: () = assert!(PLACES < 1 << AnnouncedAt::LISTENER && LISTENERS <= 1 << 7);
+
 /// The control memfd.
 #[repr(C)]
 pub(crate) struct ChannelMem {
@@ -65,6 +90,8 @@ pub(crate) struct SideMem {
     /// When a connector of this side last began a connection for whose agreement it waits
     /// (monotonic): a hint (`establish::lives`).
     pub(crate) seeks_at: AtomicU64,
+    /// What this side says of each of its listeners (`fast`).
+    pub(crate) awaits: [AtomicU64; LISTENERS],
     pub(crate) places: [ReadySet; PLACES],
 }
 
@@ -297,6 +324,12 @@ impl Channel {
         &self.side_mem(self.side ^ usize::from(peer)).seeks_at
     }
 
+    /// What this side, or the peer, says of a listener.
+    #[expect(clippy::indexing_slicing, reason = "masked: LISTENERS is a power of two")]
+    pub(crate) fn awaits(&self, listener: usize, peer: bool) -> &AtomicU64 {
+        &self.side_mem(self.side ^ usize::from(peer)).awaits[listener & (LISTENERS - 1)]
+    }
+
     /// Publishes the CPU that this thread waits on.
     #[inline]
     pub(crate) fn note_cpu(&self) {
@@ -363,10 +396,9 @@ impl Channel {
         stamp_of(self.words(slot, from), at).store(stamp, Relaxed);
     }
 
-    /// Tells the peer's listener, whose waiting place + 1 that is, that the carrier of `slot` is
-    /// taken.
-    pub(crate) fn announce_taken(&self, place: usize, slot: usize) {
-        if let Some(place) = place.checked_sub(1).filter(|p| *p < PLACES)
+    /// Tells the peer's listener that the carrier of `slot` is taken.
+    pub(crate) fn announce_taken(&self, at: AnnouncedAt, slot: usize) {
+        if let Some(place) = at.place().filter(|p| *p < PLACES)
             && self.peer_place(place).announce(slot as u16)
         {
             self.wake_peer(place);

@@ -19,13 +19,14 @@
 //! its homes hold *extra* items, looked at in every wait, until all that is in the ring has been
 //! read.
 
+use crate::channel::Channel;
 use crate::engines::Engines;
 use crate::fd_table::{self, Entry, Place};
 use crate::lock::Mutex;
 use crate::sets::Sets;
 use crate::socket::Socket;
 use crate::wait::looks::Sleep;
-use crate::{heap, process, sys, wait};
+use crate::{fast, heap, io, process, signals, sys, wait};
 use alloc::vec::Vec;
 use core::ffi::c_int;
 use core::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, AtomicU64, AtomicUsize, Ordering::*};
@@ -56,6 +57,8 @@ const DOORBELL: u32 = 0xff_ffff;
 const NO_ITEM: u32 = u32::MAX;
 /// In the ready queue, among the items: what the kernel has comes before what is behind this.
 const KERNEL: u32 = u32::MAX - 1;
+/// As [`KERNEL`]: listeners that may have something to give out which the kernel does not know of.
+const LISTENERS: u32 = u32::MAX - 2;
 /// A busy set looks at the kernel's descriptors at least so often (ticks: some 40 µs).
 const KERNEL_VISIT_TICKS: u64 = 100_000;
 /// Channels of one set that a polling thread watches.
@@ -121,6 +124,9 @@ impl Sets for Instances {
     fn is_slept_for(&self, s: &Socket) -> bool {
         handover::is_slept_for(s)
     }
+    fn place_for_takes(&self, set: Place, channel: &Channel) -> Option<usize> {
+        peers::place_for_takes(at(set), channel)
+    }
     fn bar(&self, set: Place) {
         handover::bar(at(set));
     }
@@ -164,6 +170,31 @@ static POOL: Mutex<Vec<&'static Epoll>> = Mutex::new(Vec::new());
 pub struct Counted {
     inside: Option<(&'static Epoll, u32)>,
     sleep: Option<Sleep>,
+    listens: Listens,
+}
+
+/// A thread that waits in a set with listeners at which others accept, too: their peers know of it
+/// meanwhile.
+#[derive(Default)]
+struct Listens(Option<c_int>);
+
+impl Listens {
+    #[cold]
+    fn begin(&mut self, epfd: c_int) {
+        self.0 = Some(epfd);
+        signals::held(|| fast::waits_in(epfd));
+    }
+}
+
+impl Drop for Listens {
+    #[inline]
+    fn drop(&mut self) {
+        if let Some(epfd) = self.0.take() {
+            // (One with connections of its own is a loop of events.)
+            let comes_again = fd_table::epoll(epfd).is_some_and(|e| at(e).active.load(Relaxed));
+            signals::held(|| fast::waited_in(epfd, comes_again));
+        }
+    }
 }
 
 impl Counted {
@@ -171,7 +202,13 @@ impl Counted {
     #[inline]
     fn enter(e: &'static Epoll) -> (Counted, bool) {
         let (time, active) = e.outside.enter(&e.active);
-        (Counted { inside: Some((e, time)), sleep: None }, active)
+        (Counted { inside: Some((e, time)), sleep: None, listens: Listens::default() }, active)
+    }
+    /// It goes there after all, as `inside`, or does not.
+    #[inline]
+    fn become_inside(&mut self, mut inside: Counted) {
+        inside.listens = Listens(self.listens.0.take());
+        *self = inside;
     }
     /// The thread has come out of that wait with so many events, or an error.
     #[inline]
@@ -264,6 +301,8 @@ pub(crate) fn on_create(fd: c_int) {
                 backlog: false,
                 fresh: false,
                 kernel_queued: false,
+                listeners: Vec::new(),
+                listeners_queued: false,
                 sent_by_kernel: 0,
                 looks: 0,
                 looked_in: 0,
@@ -324,7 +363,10 @@ pub(crate) fn on_close(e: &'static Epoll, fd: c_int) {
     if e.owner.load(Relaxed) != process::id() {
         return;
     }
+    fast::set_closed(fd, io::waits_elsewhere);
     let mut inner = e.inner.lock();
+    inner.listeners.clear();
+    inner.listeners_queued = false;
     for item in inner.items.iter().flatten() {
         leave(e, item);
     }

@@ -19,9 +19,26 @@ pub(crate) fn on_socket(fd: c_int, domain: c_int, ty: c_int, protocol: c_int) {
     if stream && (domain == libc::AF_INET || domain == libc::AF_INET6) && process::started() {
         let _ = fd_table::put(fd, Entry::Fresh(refusal(NONE)));
         if fast::is_on() {
-            fast::on_socket(fd);
+            fast::on_socket(fd, ty);
         }
     }
+}
+
+/// A socket that is lent to the application, in the place of a new one.
+#[cold]
+#[inline(never)]
+pub(crate) fn prepared(domain: c_int, ty: c_int, protocol: c_int) -> Option<c_int> {
+    let stream = ty & 0xf == libc::SOCK_STREAM && (protocol == 0 || protocol == libc::IPPROTO_TCP);
+    let flags = ty & !0xf;
+    let usual = flags & !(libc::SOCK_NONBLOCK | libc::SOCK_CLOEXEC) == 0;
+    // (By a ring it may be connected where nobody sees that.)
+    let may = stream
+        && usual
+        && fast::is_on()
+        && config::get().accelerate_by_default
+        && !fast::has_rings()
+        && !process::may_be_vfork_child();
+    if may { fast::lend(domain, flags) } else { None }
 }
 
 /// What is done to a listener's descriptor is no matter of its connections'.
@@ -120,6 +137,7 @@ fn adopt(listener: c_int) {
 
 /// `listen` is about to be called.
 pub(crate) fn before_listen(fd: c_int) {
+    fast::give_away(fd);
     if unconnected(fd).map(of_connections) == Some(NONE) {
         // (Daemons confine themselves behind this, and accept then.)
         config::settle();

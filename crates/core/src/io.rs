@@ -86,8 +86,8 @@ pub(crate) use need_kernel::{lose_sight, need_kernel};
 pub(crate) use off::{forget as forget_off, take_all_back};
 pub(crate) use outlive::begin_exit;
 pub(crate) use park::{
-    Fresh, connect, end_listener, give_out, give_up_listener, is_taken, on_ring, retire_accepted,
-    serves, share_listener, sweep_in_time,
+    Fresh, connect, end_listener, find_taken, give_out, give_up_listener, hear_taken, is_taken,
+    on_ring, serves, share_listener, sweep_in_time, waits_elsewhere,
 };
 pub(crate) use promote::{may_send_on_carrier, on_more_room, on_nodelay};
 pub(crate) use receive::unread;

@@ -11,7 +11,7 @@ use crate::{
     service, sets, signals, socket, stats, sys, trace, unconnected, wait,
 };
 use core::ffi::c_int;
-use core::sync::atomic::Ordering::SeqCst;
+use core::sync::atomic::Ordering::{Relaxed, SeqCst};
 use libc::msghdr;
 use netacc_control::stats::Reason;
 
@@ -39,6 +39,7 @@ pub(crate) fn fork_prepare() {
     process::before_fork();
     agent::each(|agent| agent.before_fork());
     adoption::before_fork();
+    fast::give_away_all();
     epoll::before_fork();
     process::count_fork();
     // Both processes will hold every socket: counted before either can close.
@@ -61,7 +62,7 @@ pub(crate) fn fork_prepare() {
 pub(crate) fn fork_parent() {
     numbers::after_fork_in_parent();
     forked();
-    io::retire_accepted();
+    fast::share(io::give_up_listener);
     fd_table::for_each(|_, entry| {
         if let Entry::Socket(s, _) = entry
             && s.is(socket::State::Attached)
@@ -179,9 +180,8 @@ fn close_ours(fd: c_int, raw: u64) -> Ret {
         }
         entry => {
             fd_table::take(fd, raw);
-            if let Some(l) = fast::listener(fd) {
-                io::end_listener(l);
-            }
+            fast::give_away(fd);
+            end_listener(fd);
             let r = sys::close(fd);
             if matches!(entry, Entry::Listener(_)) {
                 agent::each(|agent| agent.listener_closed());
@@ -220,12 +220,16 @@ fn forget_stale_slow(fd: c_int, raw: u64) {
         }
         Entry::Epoll(e) => epoll::on_close(epoll::at(e), fd),
         Entry::Ring(ring) => io_uring::on_close(io_uring::at(ring)),
-        Entry::Listener(_) => {
-            if let Some(l) = fast::listener(fd) {
-                io::end_listener(l);
-            }
-        }
-        _ => {}
+        Entry::Listener(_) => end_listener(fd),
+        _ => fast::give_away(fd),
+    }
+}
+
+/// A listener's number is closed.
+fn end_listener(fd: c_int) {
+    if fast::may_have_listeners() {
+        fast::listener(fd).into_iter().for_each(io::end_listener);
+        let _ = fast::forget_inherited(fd);
     }
 }
 
@@ -289,6 +293,8 @@ fn note_dup(old: c_int, new: c_int) {
         }
         e @ (Entry::Fresh(_) | Entry::Listener(_)) => {
             fast::listener(old).into_iter().for_each(io::give_up_listener);
+            let _ = fast::forget_inherited(old);
+            fast::give_away(old);
             // What is done to a socket through either number, its connect above all, is seen for
             // both.
             let both = match (e, unconnected::make_unconnected(old)) {
@@ -386,6 +392,25 @@ pub(crate) fn dup3(old: c_int, new: c_int, flags: c_int) -> Ret {
     r
 }
 
+/// A flag of a socket's that has not been connected yet was set, or taken away, if the call has
+/// succeeded.
+pub(crate) fn note_flag(fd: c_int, raw: u64, r: Ret, flag: u32, is_set: bool) {
+    if fast::is_on() && r >= 0 && matches!(fd_table::decode(raw), Entry::Fresh(_)) {
+        fast::note_flag(fd, flag, is_set);
+    }
+}
+
+/// F_SETFL on a connection whose carrier learns that later.
+fn is_all_set(fd: c_int, flags: c_int) -> bool {
+    let life = fd_table::socket(fd).filter(|(s, _)| s.life.load(Relaxed) > 1);
+    let Some((s, _)) = life else { return false };
+    if flags & !(libc::O_ACCMODE | libc::O_NONBLOCK) == 0 {
+        return harmless::sets_nonblock(s, flags & libc::O_NONBLOCK != 0);
+    }
+    harmless::settle(s, fd);
+    false
+}
+
 /// `linux/fcntl.h`; not in the libc crate for glibc.
 const F_SETSIG: c_int = 10;
 const F_SETOWN_EX: c_int = 15;
@@ -406,8 +431,26 @@ pub(crate) fn fcntl(fd: c_int, cmd: c_int, arg: usize) -> Ret {
             }
             new
         }
+        libc::F_SETFD => {
+            let r = sys::fcntl(fd, cmd, arg);
+            note_flag(fd, raw, r, fast::CLOEXEC, arg as c_int & libc::FD_CLOEXEC != 0);
+            r
+        }
+        libc::F_GETFL if fast::is_on() => {
+            let life = fd_table::socket(fd).filter(|(s, _)| s.life.load(Relaxed) > 1);
+            life.and_then(|(s, _)| harmless::status_flags(s)).map_or(PASS, |flags| flags as Ret)
+        }
+        libc::F_SETFL if fast::is_on() && is_all_set(fd, arg as c_int) => 0,
         libc::F_SETFL => {
             let r = sys::fcntl(fd, cmd, arg);
+            note_flag(fd, raw, r, fast::NONBLOCK, arg as c_int & libc::O_NONBLOCK != 0);
+            if arg as c_int & !(libc::O_ACCMODE | libc::O_NONBLOCK) != 0 {
+                note_flag(fd, raw, r, fast::ODD, true);
+            }
+            if r >= 0 && fast::has_listeners() {
+                let nonblock = arg as c_int & libc::O_NONBLOCK != 0;
+                fast::listener(fd).into_iter().for_each(|l| l.set_nonblock(nonblock));
+            }
             if let Some((s, _)) = fd_table::socket(fd).filter(|_| r >= 0) {
                 // (Who attaches it may have asked the kernel before.)
                 socket::await_change(s);

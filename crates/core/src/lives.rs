@@ -50,6 +50,14 @@ pub(crate) fn look(s: &Socket, channel: &Channel, state: lives::State) -> Option
     end_of(s, state).look(parsed(bits).ok()?).ok()
 }
 
+/// Of a connector's end that has closed: where its peer announces its listener, if the carrier can
+/// be taken.
+pub(crate) fn parked_for(s: &Socket, channel: &Channel) -> Option<u16> {
+    let word = parsed(channel.life(s.slot.load(Relaxed) as usize).load(SeqCst)).ok()?;
+    let seen = end_of(s, lives::State::Closed).look(word);
+    (seen == Ok(Seen::Parked)).then_some(word.place)
+}
+
 /// The peer's application has closed this life in good order, as far as the words say: behind what
 /// the ring has comes the end. The caller has found that the peer takes nothing more.
 #[cold]

@@ -375,7 +375,10 @@ pub(crate) unsafe fn on_getsockopt(
 }
 
 pub(crate) unsafe fn ioctl(fd: c_int, request: usize, arg: usize) -> Ret {
-    let Some((s, g)) = fd_table::socket(fd) else { return PASS };
+    let Some((s, g)) = fd_table::socket(fd) else {
+        // SAFETY: as above.
+        return if fast::is_on() { unsafe { ioctl_fresh(fd, request, arg) } } else { PASS };
+    };
     if !s.is(State::Attached) && request as u64 != libc::FIONBIO {
         return PASS;
     }
@@ -391,6 +394,9 @@ pub(crate) unsafe fn ioctl(fd: c_int, request: usize, arg: usize) -> Ret {
             let Some(mut on) = (unsafe { user::read(arg as *const c_int) }) else {
                 return -(libc::EFAULT as Ret);
             };
+            if s.life.load(Relaxed) > 1 && harmless::sets_nonblock(s, on != 0) {
+                return 0;
+            }
             let r = sys::ioctl(fd, request, &raw mut on as usize);
             if r >= 0 {
                 // (Who attaches it may have asked the kernel before.)
@@ -407,6 +413,31 @@ pub(crate) unsafe fn ioctl(fd: c_int, request: usize, arg: usize) -> Ret {
         }
         _ => PASS,
     }
+}
+
+/// ioctl on a socket that may not have been connected yet: how it is set up is followed.
+///
+/// # Safety
+/// As for ioctl(2).
+#[cold]
+#[inline(never)]
+unsafe fn ioctl_fresh(fd: c_int, request: usize, arg: usize) -> Ret {
+    let (flag, is_set) = match request as u64 {
+        libc::FIONBIO => {
+            // SAFETY: it takes a pointer to an int of the caller's.
+            let Some(on) = (unsafe { user::read(arg as *const c_int) }) else { return PASS };
+            fast::listener(fd).into_iter().for_each(|l| l.set_nonblock(on != 0));
+            (fast::NONBLOCK, on != 0)
+        }
+        libc::FIOCLEX => (fast::CLOEXEC, true),
+        libc::FIONCLEX => (fast::CLOEXEC, false),
+        _ => (fast::ODD, true),
+    };
+    // (The kernel refuses none of these.)
+    if let Entry::Fresh(_) = fd_table::get(fd) {
+        fast::note_flag(fd, flag, is_set);
+    }
+    PASS
 }
 
 #[cfg(test)]

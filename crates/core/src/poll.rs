@@ -11,12 +11,13 @@ mod want;
 
 use crate::channel::{Peers, Side};
 use crate::engines::Engines;
+use crate::fast;
 use crate::fd_table::{self, Entry};
 use crate::heap::Scratch;
 use crate::outcome::{Mask, PASS, Ret};
 use crate::socket::{Socket, State};
 use crate::wait::looks::{self, Looked};
-use crate::{adoption, epoll, fast, io, signals, sleep, stats, sys, trace, user, wait};
+use crate::{adoption, epoll, io, signals, sleep, stats, sys, trace, user, wait};
 use core::ffi::c_int;
 use core::mem::MaybeUninit;
 use core::sync::atomic::Ordering::*;
@@ -95,7 +96,7 @@ fn is_ours(fd: c_int, waits: bool) -> bool {
         }
         Entry::Socket(s, _) => s.is(State::Attached),
         Entry::Epoll(_) => true,
-        Entry::Listener(_) => fast::listener(fd).is_some(),
+        Entry::Listener(_) => fast::listener_to_use(fd).is_some(),
         _ => false,
     }
 }
@@ -245,24 +246,41 @@ fn poll_list(fds: &mut [pollfd], timeout_ns: i64, mask: Mask) -> Result<Ret, NoM
     for l in fds.iter().filter_map(beside) {
         let _ = all.push(pollfd { fd: l.gather(), events: libc::POLLIN, revents: 0 });
     }
-    let mut r = poll_connections(&mut all, timeout_ns, mask)?;
-    if r == PASS {
-        // SAFETY: a buffer of that many pollfds; the caller's mask.
-        r = unsafe { sleep::ppoll(all.as_mut_ptr(), all.len(), timeout_ns, mask) };
-    }
-    if r < 0 {
-        return Ok(r);
-    }
-    for (p, a) in fds.iter_mut().zip(all.iter()) {
-        p.revents = a.revents;
-    }
-    let mut gathers = all.iter().skip(fds.len());
-    for p in fds.iter_mut().filter(|p| beside(p).is_some()) {
-        if gathers.next().is_some_and(|g| g.revents & libc::POLLIN != 0) {
-            p.revents |= p.events & IN;
+    let deadline =
+        if timeout_ns < 0 { 0 } else { sys::now_ns().saturating_add(timeout_ns as u64).max(1) };
+    let mut left = timeout_ns;
+    loop {
+        for l in fds.iter().filter_map(beside) {
+            io::waits_elsewhere(l);
+            l.waits();
+        }
+        let mut r = poll_connections(&mut all, left, mask);
+        if let Ok(PASS) = r {
+            // SAFETY: a buffer of that many pollfds; the caller's mask.
+            r = Ok(unsafe { sleep::ppoll(all.as_mut_ptr(), all.len(), left, mask) });
+        }
+        // (One that waits for other things as well is a loop of events.)
+        fds.iter().filter_map(beside).for_each(|l| l.waited(fds.len() > count));
+        let r = r?;
+        if r < 0 {
+            return Ok(r);
+        }
+        let (these, gathers) = all.split_at(fds.len().min(all.len()));
+        fds.iter_mut().zip(these).for_each(|(p, a)| p.revents = a.revents);
+        let mut gathers = gathers.iter();
+        for (p, l) in fds.iter_mut().filter_map(|p| beside(p).map(|l| (p, l))) {
+            // (A doorbell can come late: who accepts behind a vain one would wait.)
+            let rung = gathers.next().is_some_and(|g| g.revents & libc::POLLIN != 0);
+            if rung && l.has_some(io::is_taken) {
+                p.revents |= p.events & IN;
+            }
+        }
+        let found = fds.iter().filter(|p| p.revents != 0).count() as Ret;
+        left = wait::left(deadline);
+        if found > 0 || r == 0 || (deadline != 0 && left == 0) {
+            return Ok(found);
         }
     }
-    Ok(fds.iter().filter(|p| p.revents != 0).count() as Ret)
 }
 
 /// `PASS`: nothing of ours after all. Nothing has been done where there is no memory.

@@ -17,7 +17,7 @@ use crate::fd_table::{self, Entry};
 use crate::lock::Mutex;
 use crate::log::{debug_log, warn_log};
 use crate::socket::{self, Socket, State, flag};
-use crate::{adoption, agent, candidates, config, io, process, shared, sys};
+use crate::{adoption, agent, candidates, config, fast, io, process, shared, sys};
 use core::ffi::c_int;
 use core::sync::atomic::{AtomicBool, Ordering::*};
 use netacc_control::stats::Reason;
@@ -44,6 +44,7 @@ pub(crate) fn before_change() {
     }
     // What peers were told, they were told as that user.
     agent::forget_told();
+    fast::forget_prepared();
     if HAS.load(Relaxed) {
         give_up();
     }

@@ -1,6 +1,7 @@
 //! The epoll sets, as connections know them: this page is the contract of [`crate::epoll`] with all
 //! that stands below it.
 
+use crate::channel::Channel;
 use crate::fd_table::Place;
 use crate::socket::Socket;
 use core::ffi::c_int;
@@ -23,6 +24,9 @@ pub(crate) trait Sets: Sync {
     fn is_slept_in(&self, set: Place) -> bool;
     /// As `is_slept_in`, of the set that the peer notifies of `s`, if there is one.
     fn is_slept_for(&self, s: &Socket) -> bool;
+    /// Where a peer announces to the set that it has taken a carrier parked for a listener in it.
+    /// `None`: it has not joined that channel, or is busy.
+    fn place_for_takes(&self, set: Place, channel: &Channel) -> Option<usize>;
     /// The set is itself polled, or shared with another process: its sockets go back to the kernel,
     /// and none comes there again.
     fn bar(&self, set: Place);
@@ -65,6 +69,9 @@ impl Sets for NoSets {
     }
     fn is_slept_for(&self, _: &Socket) -> bool {
         false
+    }
+    fn place_for_takes(&self, _: Place, _: &Channel) -> Option<usize> {
+        None
     }
     fn bar(&self, _: Place) {}
 }

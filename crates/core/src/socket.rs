@@ -228,6 +228,9 @@ pub(crate) struct Socket {
     pub(crate) harmless: harmless::Harmless,
     /// The cookie of the carrier's network namespace, where it has another name.
     pub(crate) netns: AtomicU64,
+    /// Of a connector, where the carrier has another name: where its peer is
+    /// ([`crate::fast::Place`]).
+    pub(crate) place: [AtomicU64; 4],
     /// Next of the free list.
     pub(crate) next_free: AtomicPtr<Socket>,
 }

@@ -50,7 +50,7 @@ pub use tuple::{Family, FamilyMismatch, Tuple};
 
 /// Version of the rendezvous, of the shared memory's layout, and of what travels on queue pairs
 /// (`netacc_rdma::wire`). Both ends must have the same.
-pub const VERSION: u16 = 10;
+pub const VERSION: u16 = 11;
 /// What a [`Hello`] begins with.
 pub const MAGIC: [u8; 8] = *b"netacc\r\n";
 /// Version of the layout; changes only together with everything but [`Hello`]. (1 was that of two

@@ -42,6 +42,21 @@ pub fn on_socket(fd: c_int, domain: c_int, ty: c_int, protocol: c_int) {
         crate::establish::on_socket(fd, domain, ty, protocol)
     })
 }
+/// Whether a socket may be there that serves once more: [`prepared_socket`] is asked then.
+#[inline]
+pub fn has_prepared_sockets() -> bool {
+    crate::fast::has_prepared()
+}
+/// `socket`, of one that was made before. `None`: the hook calls the next symbol, and then
+/// [`on_socket`].
+pub fn prepared_socket(domain: c_int, ty: c_int, protocol: c_int) -> Option<c_int> {
+    held(|| {
+        let fd = crate::establish::prepared(domain, ty, protocol)?;
+        crate::lifecycle::forget_stale(fd);
+        crate::establish::on_socket(fd, domain, ty, protocol);
+        Some(fd)
+    })
+}
 /// `listen` is about to be called.
 pub fn before_listen(fd: c_int) {
     held(|| crate::establish::before_listen(fd))
@@ -64,7 +79,7 @@ pub unsafe fn on_accept(listener: c_int, fd: c_int, addr: *const sockaddr, len: 
 /// Whether any listener gives out more than the kernel's connections: [`accept`] is asked then.
 #[inline]
 pub fn gives_out_more() -> bool {
-    crate::fast::has_listeners()
+    crate::fast::may_have_listeners()
 }
 /// `accept4`, or `accept` with no flags. `PASS` lets the hook call the next symbol and then
 /// [`on_accept`].

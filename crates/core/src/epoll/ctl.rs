@@ -4,6 +4,7 @@
 use super::hand_back::{hand_back, register, register_carrier, take_out, take_record_out};
 use super::handover::{bar, light, may_attach_when_armed, take_over};
 use super::ready::may_report;
+use super::set::Listening;
 use super::{
     ET, EXCLUSIVE, EXCLUSIVE_OK, EXTRAS, Epoll, IN, Inner, Item, ONESHOT, activate, at, homes,
     leave, post, prod, take_place,
@@ -26,7 +27,7 @@ pub(crate) unsafe fn ctl(epfd: c_int, op: c_int, fd: c_int, event: *mut epoll_ev
     }
     // SAFETY: the caller's event.
     let r = signals::held(|| unsafe { ctl_ours(epfd, op, fd, event, raw) });
-    if r == PASS && fast::has_listeners() {
+    if r == PASS && fast::may_have_listeners() {
         // SAFETY: as above.
         return unsafe { ctl_listener(epfd, op, fd, event) };
     }
@@ -36,6 +37,7 @@ pub(crate) unsafe fn ctl(epfd: c_int, op: c_int, fd: c_int, event: *mut epoll_ev
 unsafe fn ctl_ours(epfd: c_int, op: c_int, fd: c_int, event: *mut epoll_event, raw: u64) -> Ret {
     let mut entry = fd_table::decode(raw);
     if let Entry::Fresh(_) = entry {
+        fast::give_away(fd);
         // In a set before it is connected: its connection takes the registration over.
         if op == libc::EPOLL_CTL_ADD && crate::unconnected::make_unconnected(fd).is_none() {
             fd_table::refuse(fd, Reason::NoMemory);
@@ -150,7 +152,8 @@ fn ctl_absent(epfd: c_int, op: c_int, fd: c_int, mut ev: epoll_event) -> Ret {
 #[cold]
 #[inline(never)]
 unsafe fn ctl_listener(epfd: c_int, op: c_int, fd: c_int, event: *mut epoll_event) -> Ret {
-    let Some(l) = fast::listener(fd) else { return PASS };
+    let used = if op == libc::EPOLL_CTL_ADD { fast::listener_to_use } else { fast::listener };
+    let Some(l) = used(fd) else { return PASS };
     // SAFETY: the caller's event.
     signals::held(|| unsafe { ctl_both(l, epfd, op, fd, event) })
 }
@@ -189,7 +192,40 @@ unsafe fn ctl_both(
     if !alone || r < 0 || ev.events & ONESHOT != 0 {
         io::give_up_listener(l);
     }
+    if op == libc::EPOLL_CTL_DEL {
+        l.leaves(epfd);
+    } else {
+        l.is_in(epfd, ev.events & ET != 0);
+    }
+    if !own.filter(|_| alone).is_some_and(|e| listen_here(e, op, l, fd, ev)) {
+        io::waits_elsewhere(l);
+    }
     0
+}
+
+/// The set tells of what a listener has to give out, if that is announced to it, or does so no
+/// more. False: there is no memory for that.
+fn listen_here(
+    e: &Epoll,
+    op: c_int,
+    l: &'static fast::Listener,
+    fd: c_int,
+    ev: epoll_event,
+) -> bool {
+    let mut inner = e.inner.lock();
+    inner.listeners.retain(|here| here.fd != fd && here.listener.is(here.fd));
+    if op == libc::EPOLL_CTL_DEL {
+        return true;
+    }
+    let all = inner.items.len();
+    if inner.listeners.try_reserve(1).is_err() || inner.ready.reserve(all + 2).is_err() {
+        return false;
+    }
+    let (events, data) = (ev.events, ev.u64);
+    inner.listeners.push(Listening { listener: l, fd, events, data, reported_in: 0, seen: 0 });
+    // (What was taken before is told of anew.)
+    inner.queue_listeners();
+    true
 }
 
 /// The kernel keeps it; recorded for the day it is attached. `None`: it is no candidate any more.
@@ -424,6 +460,8 @@ fn add(e: &'static Epoll, epfd: c_int, on: Named, ev: epoll_event) -> Ret {
         }
         let mut item = new_item(on, ev);
         (item.attached, item.extra) = (true, extra);
+        // (Of a carrier that was kept the kernel has nothing new to say, or says it by its set.)
+        item.carrier_news = s.life.load(Relaxed) <= 1;
         let Some(i) = put(e, &mut inner, item) else {
             uncount(home);
             drop(inner);

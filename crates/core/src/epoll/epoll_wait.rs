@@ -37,6 +37,9 @@ pub(crate) unsafe fn wait(
         signals::held(|| inherited(e));
         return PASS;
     }
+    if fast::has_shared() {
+        counted.listens.begin(epfd);
+    }
     if !e.active.load(Acquire) {
         if !e.waited.load(Relaxed) {
             e.waited.store(true, Relaxed);
@@ -45,7 +48,7 @@ pub(crate) unsafe fn wait(
         let (inside, active) = Counted::enter(e);
         // Either this sees that the set is active now, or `take_place` sees the thread.
         if !active {
-            *counted = inside;
+            counted.become_inside(inside);
             if timeout_ns == 0 || !mask.is_null() || !e.connections.load(Relaxed) {
                 return PASS;
             }
@@ -54,7 +57,7 @@ pub(crate) unsafe fn wait(
                 let mut left = timeout_ns;
                 // SAFETY: as it came.
                 let r = unsafe { look_and_sleep(epfd, events, max, &mut left, habit) };
-                *counted = Counted::default();
+                counted.become_inside(Counted::default());
                 if let Some(r) = r {
                     return r;
                 }
@@ -152,7 +155,7 @@ fn go_outside(e: &'static Epoll, counted: &mut Counted) -> bool {
     let (inside, active) = Counted::enter(e);
     let outside = !active || e.place.load(Relaxed) == 0;
     if outside {
-        *counted = inside;
+        counted.become_inside(inside);
     }
     outside
 }

@@ -291,6 +291,11 @@ pub(crate) fn bar(e: &'static Epoll) {
     inner.calls_until = 0;
     if !before {
         let mut at = 0;
+        while let Some(l) = inner.listeners.get(at).map(|here| here.listener) {
+            at += 1;
+            give_way(&mut inner, || io::waits_elsewhere(l));
+        }
+        let mut at = 0;
         while let Some(item) = inner.items.get(at) {
             let fd = item.as_ref().filter(|i| i.attached).map(|i| i.fd);
             at += 1;

@@ -4,7 +4,7 @@ use super::{DOORBELL, Epoll, Inner, Item, WATCHED, call_in, homes, tag};
 use crate::channel::{Channel, producer_quiet, quiet};
 use crate::engines::Engines;
 use crate::socket::Socket;
-use crate::{agent, wait};
+use crate::{agent, process, wait};
 use alloc::vec::Vec;
 use core::sync::atomic::Ordering::*;
 use netacc_control::stats::Reason;
@@ -160,6 +160,17 @@ pub(super) fn activate(
         }
     }
     Ok(())
+}
+
+/// See [`Sets::place_for_takes`](crate::sets::Sets::place_for_takes).
+pub(super) fn place_for_takes(e: &Epoll, channel: &Channel) -> Option<usize> {
+    let mine = e.owner.load(Relaxed) == process::id();
+    if !mine || !e.active.load(Acquire) || e.barred.load(SeqCst) {
+        return None;
+    }
+    let inner = e.inner.try_lock()?;
+    let joined = inner.channels.iter().any(|c| core::ptr::eq(*c, channel));
+    (e.place.load(Relaxed) as usize).checked_sub(1).filter(|_| joined)
 }
 
 /// Tells the peer to notify this set, too, of the socket's news, if it is a home of it.

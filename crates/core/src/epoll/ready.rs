@@ -42,6 +42,9 @@ impl Inner {
     }
 }
 
+/// Flags of a connection whose carrier has something to say.
+const ASKS: u32 = flag::FIN_LATER | flag::CARRIER_SPOKE | flag::RESET;
+
 /// What the ring alone says of an item.
 struct ByRing {
     now: u32,
@@ -57,11 +60,7 @@ fn by_ring(item: &Item, channel: &Channel) -> Option<ByRing> {
     let sends = s.published.sends_fast();
     let (readable, ask) = s.published.ring_says(rx, &s.rx_offset);
     // (All of them: none is worth a branch.)
-    let ask = ask
-        | !sends
-        | item.carrier_news
-        | s.has(flag::FIN_LATER | flag::CARRIER_SPOKE | flag::RESET)
-        | says_end(tx);
+    let ask = ask | !sends | item.carrier_news | s.has(ASKS) | says_end(tx);
     let mut now = if readable { IN } else { 0 };
     if sends
         && item.events & OUT != 0
@@ -140,6 +139,13 @@ fn evaluate_plain(item: &Item) -> u32 {
 #[inline(never)]
 fn ask_carrier(item: &mut Item, sends: bool) -> u32 {
     let receives = item.socket.published.receives_fast();
+    let ended =
+        item.socket.channel().is_some_and(|c| c.peer_ends(item.socket.slot.load(Relaxed) as usize))
+            && has_closed(item.socket);
+    if ended && receives && sends && !item.carrier_news && !item.socket.has(ASKS) {
+        // The carrier is kept: it says nothing of that.
+        return IN | OUT | libc::EPOLLRDHUP as u32;
+    }
     let asked = libc::POLLIN | libc::POLLOUT | libc::POLLRDHUP | libc::POLLPRI;
     let mut ev = io::settled(item.fd, asked, sys::poll_now(item.fd, asked)) as u32;
     if ev & (libc::EPOLLRDHUP | libc::EPOLLHUP) as u32 != 0
@@ -148,9 +154,7 @@ fn ask_carrier(item: &mut Item, sends: bool) -> u32 {
         let error = if io::owes_reset(item.socket) { libc::EPOLLERR } else { 0 };
         ev |= (libc::EPOLLIN | libc::EPOLLOUT | libc::EPOLLRDHUP | libc::EPOLLHUP | error) as u32;
     }
-    if item.socket.channel().is_some_and(|c| c.peer_ends(item.socket.slot.load(Relaxed) as usize))
-        && has_closed(item.socket)
-    {
+    if ended {
         ev |= (libc::EPOLLIN | libc::EPOLLRDHUP) as u32;
     }
     let spoke = ev

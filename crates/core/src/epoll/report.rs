@@ -2,7 +2,9 @@
 
 use super::hand_back::hand_back;
 use super::ready::{evaluate, evaluate_edge};
-use super::{DOORBELL, ENDS, ET, Epoll, Inner, KERNEL, ONESHOT, OUT, TURNS, come_in, untag};
+use super::{
+    DOORBELL, ENDS, ET, Epoll, IN, Inner, KERNEL, LISTENERS, ONESHOT, OUT, TURNS, come_in, untag,
+};
 use crate::lock::Guard;
 use crate::outcome::{Mask, Ret};
 use crate::socket::State;
@@ -111,7 +113,11 @@ pub(super) fn collect_here(
     while left > 0 && out.n < out.max {
         left -= 1;
         let Some(index) = inner.ready.pop_front() else { return };
-        if index == KERNEL {
+        if index == LISTENERS {
+            if !report_listeners(inner, out) {
+                return;
+            }
+        } else if index == KERNEL {
             match kernel {
                 _ if inner.sent_by_kernel <= inner.looked_at => inner.kernel_queued = false,
                 Kernel::Look(epfd) if inner.looked_in != inner.wait || !out.is_done() => {
@@ -142,6 +148,37 @@ fn go_behind_mark(inner: &mut Inner, e: &'static Epoll, out: &mut Out) {
         collect(inner, e, Kernel::Wait, out);
     }
     inner.ready.push_front(KERNEL);
+}
+
+/// Reports the listeners that have something to give out which the kernel does not know of. False:
+/// there is no room.
+#[cold]
+#[inline(never)]
+fn report_listeners(inner: &mut Inner, out: &mut Out) -> bool {
+    let (wait, mut again, mut full) = (inner.wait, false, false);
+    inner.listeners_queued = false;
+    for here in &mut inner.listeners {
+        let taken = here.listener.count_taken().filter(|_| here.listener.is(here.fd));
+        let Some(taken) = taken.filter(|_| here.events & IN != 0) else { continue };
+        let edge = here.events & ET != 0;
+        if edge && taken == here.seen {
+            continue;
+        }
+        again |= !edge;
+        if here.reported_in == wait {
+            again = true;
+        } else if out.n < out.max && out.push(here.events & IN, here.data) {
+            (here.reported_in, here.seen) = (wait, taken);
+        } else {
+            full = true;
+        }
+    }
+    if full {
+        inner.listeners_queued = inner.ready.push_front(LISTENERS);
+    } else if again {
+        inner.queue_listeners();
+    }
+    !full
 }
 
 /// What the kernel has was sent before what is ready behind this.

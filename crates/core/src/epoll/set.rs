@@ -2,11 +2,12 @@
 
 use super::news::{News, place_in_time};
 use super::queue::Queue;
-use super::{DOORBELL, EXTRAS, Epoll, IN, KERNEL, NO_ITEM, OUT, homes};
+use super::{DOORBELL, EXTRAS, Epoll, IN, KERNEL, LISTENERS, NO_ITEM, OUT, homes};
 use crate::channel::{BY_KERNEL, Channel, announce, stamp_of};
 use crate::engines::Engines;
-use crate::socket::Socket;
-use crate::sys;
+use crate::fast::Listener;
+use crate::socket::{Socket, State};
+use crate::{io, sys};
 use alloc::vec::Vec;
 use core::ffi::c_int;
 use core::sync::atomic::Ordering::*;
@@ -84,6 +85,23 @@ impl Seen {
     }
 }
 
+/// A listener in the set, by which connections come that the kernel knows nothing of.
+pub(super) struct Listening {
+    pub(super) listener: &'static Listener,
+    pub(super) fd: c_int,
+    pub(super) events: u32,
+    pub(super) data: u64,
+    /// The wait in which it was last reported, and how much it had to give out until then.
+    pub(super) reported_in: u64,
+    pub(super) seen: u64,
+}
+
+impl Listening {
+    pub(super) fn is(&self, l: &Listener) -> bool {
+        core::ptr::eq(self.listener, l) && l.is(self.fd)
+    }
+}
+
 impl Item {
     /// Whether there is any use in queueing it.
     #[inline]
@@ -107,6 +125,9 @@ pub(super) struct Inner {
     /// Items, and at most one [`KERNEL`].
     pub(super) ready: Queue,
     pub(super) kernel_queued: bool,
+    /// The listeners in the set that give out parked carriers, and whether [`LISTENERS`] is queued.
+    pub(super) listeners: Vec<Listening>,
+    pub(super) listeners_queued: bool,
     /// What it stands for was sent then ([`sys::ticks`]).
     pub(super) sent_by_kernel: u64,
     /// Looks at the kernel's set; the wait of the last one, and when it began, if it took all.
@@ -188,7 +209,7 @@ impl Inner {
     fn grow(&mut self) -> Option<u32> {
         let all = self.items.len() + 1;
         self.free.try_reserve(all.saturating_sub(self.free.len())).ok()?;
-        self.ready.reserve(all + 1).ok()?;
+        self.ready.reserve(all + 2).ok()?;
         self.news.reserve(all + 1).ok()?;
         self.extras.try_reserve(all.saturating_sub(self.extras.len())).ok()?;
         self.items.try_reserve(1).ok()?;
@@ -275,6 +296,7 @@ impl Inner {
             return;
         }
         let (by_clock, mut sent) = (self.by_clock, self.sent_by_kernel);
+        let (listeners, mut taken) = (&self.listeners, false);
         let (news, items, ready) = (&mut self.news, &mut self.items, &mut self.ready);
         for c in &self.channels {
             c.my_place(place - 1).drain(|slot| {
@@ -295,6 +317,9 @@ impl Inner {
                     if !news.push(place_in_time(stamp, by_clock), index) {
                         queue(items, ready, index)
                     }
+                } else if s.is(State::Parked) {
+                    let is_here = |l: &Listener| listeners.iter().any(|here| here.is(l));
+                    taken |= io::hear_taken(s, is_here);
                 }
             });
         }
@@ -307,6 +332,16 @@ impl Inner {
             }
         });
         self.sent_by_kernel = sent;
+        if taken {
+            self.queue_listeners();
+        }
+    }
+    /// One of the listeners may have something to give out.
+    #[cold]
+    pub(super) fn queue_listeners(&mut self) {
+        if !self.listeners_queued {
+            self.listeners_queued = self.ready.push_back(LISTENERS);
+        }
     }
     /// The kernel may have got news of this moment, which is not in a ring: behind what is ready
     /// now.

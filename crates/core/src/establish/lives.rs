@@ -8,7 +8,7 @@ use crate::fd_table::{self, Entry};
 use crate::outcome::{PASS, Ret};
 use crate::path::PathId;
 use crate::socket::{NONE, Socket, State, flag};
-use crate::{agent, config, io, process, sleep, sys};
+use crate::{agent, config, io, process, sleep, sys, user};
 use core::ffi::c_int;
 use core::sync::atomic::{AtomicU32, AtomicU64, Ordering::*};
 use libc::{pollfd, sockaddr, socklen_t};
@@ -33,7 +33,10 @@ pub(super) unsafe fn before_connect(fd: c_int, addr: *const sockaddr, len: sockl
         fast::mark_fresh(fd, fast::ODD);
     }
     if taken.is_none() && fast::fresh(fd).is_some() {
-        fast::mark_fresh(fd, seeks());
+        fast::mark_fresh(fd, seeks() | fast::TOUCHED);
+    }
+    if taken.is_none() {
+        fast::give_away(fd);
     }
     // SAFETY: the caller's promise.
     taken.unwrap_or_else(|| unsafe { super::before_kernels_connect(fd, addr, len) })
@@ -62,14 +65,12 @@ unsafe fn connect(fd: c_int, addr: *const sockaddr, len: socklen_t) -> Option<Re
     if !may || !is_unbound(fd, &raw) {
         return None;
     }
-    let flags = sys::fcntl(fd, libc::F_GETFL, 0);
-    let usual = libc::O_RDWR | libc::O_NONBLOCK;
-    if flags < 0 || flags as c_int & !usual != 0 {
-        return None;
-    }
-    let nonblock = flags as c_int & libc::O_NONBLOCK != 0;
-    let cloexec = sys::fcntl(fd, libc::F_GETFD, 0) as c_int & libc::FD_CLOEXEC != 0;
-    if !io::connect(&io::Fresh { fd, nonblock, cloexec, marks }, to) {
+    let domain = c_int::from(u16::from_ne_bytes([raw[0], raw[1]]));
+    let nonblock = marks & fast::NONBLOCK != 0;
+    let cloexec = marks & fast::CLOEXEC != 0;
+    let (options, untouched) = (fast::options_of(marks), fast::is_untouched(marks));
+    let fresh = io::Fresh { fd, domain, nonblock, cloexec, marks: options, untouched };
+    if !io::connect(&fresh, to) {
         return None;
     }
     if let Some((s, _)) = fd_table::socket(fd).filter(|_| nonblock) {
@@ -107,25 +108,37 @@ pub(crate) struct Peer {
 /// # Safety
 /// As for accept4(2).
 pub(crate) unsafe fn accept(fd: c_int, peer: Peer, flags: c_int, forget: fn(c_int)) -> Ret {
-    let Some(l) = fast::listener(fd).filter(|_| !process::may_be_vfork_child()) else {
-        return PASS;
-    };
-    if flags & !(libc::SOCK_NONBLOCK | libc::SOCK_CLOEXEC) != 0 {
+    if process::may_be_vfork_child() {
         return PASS;
     }
-    // (What was taken before is still given out.)
-    if !l.may_park() && !io::serves(l) {
+    let Some(l) = fast::listener_to_use(fd) else { return PASS };
+    if flags & !(libc::SOCK_NONBLOCK | libc::SOCK_CLOEXEC) != 0 {
         return PASS;
     }
     let mut alone = false;
     // (It may be closed meanwhile, and its entry another one's.)
     while l.is(fd) {
+        if !l.may_park() {
+            // What was taken before is still given out, before the kernel's, which may wait. (It
+            // may not be announced yet.)
+            if !io::serves(l) {
+                return PASS;
+            }
+            io::find_taken(l, false);
+            alone = true;
+        }
         if let Some(s) = l.next(alone, io::is_taken) {
             match io::give_out(l, s, flags, forget) {
                 // SAFETY: the caller's promise.
                 Ok(new) => return unsafe { named(new, peer) },
                 Err(0) => continue,
                 Err(error) => return error,
+            }
+        }
+        if l.is_to_be_sought() {
+            io::find_taken(l, false);
+            if l.has_taken() && !alone {
+                continue;
             }
         }
         // (Others may be faster at the kernel's queue.)
@@ -137,7 +150,13 @@ pub(crate) unsafe fn accept(fd: c_int, peer: Peer, flags: c_int, forget: fn(c_in
             alone = true;
             continue;
         }
-        let nonblock = sys::fcntl(fd, libc::F_GETFL, 0) as c_int & libc::O_NONBLOCK != 0;
+        let nonblock = l.is_nonblocking();
+        if !nonblock && l.is_common() {
+            // (Others may be faster there: then the kernel's accept waits, and hears of no
+            // carrier.)
+            io::give_up_listener(l);
+            continue;
+        }
         if nonblock && !kernels_turn {
             l.on_nothing(io::is_taken);
             return PASS;
@@ -151,8 +170,15 @@ pub(crate) unsafe fn accept(fd: c_int, peer: Peer, flags: c_int, forget: fn(c_in
                 None => continue,
             }
         }
+        io::waits_elsewhere(l);
         l.on_nothing(io::is_taken);
-        if let Some(r) = wait(l, fd) {
+        if l.has_taken() {
+            continue;
+        }
+        l.waits();
+        let r = wait(l, fd);
+        l.waited(false);
+        if let Some(r) = r {
             return r;
         }
         alone = false;
@@ -165,13 +191,35 @@ unsafe fn named(new: c_int, peer: Peer) -> Ret {
     if !peer.addr.is_null() {
         // (A bad address loses the connection, as the kernel's accept does.)
         // SAFETY: the caller's places, which the kernel checks.
-        let r = unsafe { sys::getpeername(new, peer.addr, peer.len) };
+        let r = unsafe { name_of(new, peer) };
         if r < 0 {
             let _ = crate::io::close_of(new);
             return r;
         }
     }
     new as Ret
+}
+
+/// getpeername(2) of a connection that was given out, whose peer is known.
+unsafe fn name_of(new: c_int, peer: Peer) -> Ret {
+    let known = fd_table::socket(new).and_then(|(s, _)| Place::load(&s.place));
+    let Some(place) = known else {
+        // SAFETY: the caller's places, which the kernel checks.
+        return unsafe { sys::getpeername(new, peer.addr, peer.len) };
+    };
+    let name = place.name();
+    // SAFETY: the caller's place.
+    let Some(room) = (unsafe { user::read(peer.len) }) else { return -(libc::EFAULT as Ret) };
+    if room > c_int::MAX as socklen_t {
+        return -(libc::EINVAL as Ret);
+    }
+    let part = name.get(..room as usize).unwrap_or(name);
+    // SAFETY: the caller's places.
+    let written = unsafe {
+        user::write_all(peer.addr.cast::<u8>(), part)
+            && user::write(peer.len, name.len() as socklen_t)
+    };
+    if written { 0 } else { -(libc::EFAULT as Ret) }
 }
 
 /// The kernel has a connection. `None`: another thread was faster.

@@ -357,6 +357,7 @@ fn become_plain(s: &'static Socket, fd: c_int, why: Reason) -> bool {
     // (The call that has read the last byte of the ring may not have come to that.)
     all_is_read(s, s.generation16(), fd);
     debug_log!("fd {}: back to the kernel for good ({})", s.fd.load(Relaxed), why.name());
+    harmless::settle(s, fd);
     if s.state.change(State::Attached, Event::Refused) {
         s.set_reason(why);
         s.trace(Trace::Plain, u64::from(why as u32));

@@ -16,6 +16,7 @@ pub(crate) fn need_kernel(fd: c_int, why: Reason) {
         Entry::Socket(s, g) => (s, g),
         Entry::Fresh(_) | Entry::Listener(_) => {
             fast::listener(fd).into_iter().for_each(park::give_up_listener);
+            fast::give_away(fd);
             return fd_table::refuse(fd, why);
         }
         Entry::Ring(_) => return lose_sight(),

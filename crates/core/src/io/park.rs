@@ -10,16 +10,17 @@ use super::last_close::finish;
 use super::leave::serve::{leave_dead_channel, serve_pull_back};
 use super::need_kernel::need_kernel;
 use super::promote::promote;
-use crate::channel::{Channel, lives, producer_quiet, quiet};
+use crate::channel::{AnnouncedAt, Channel, lives as words, producer_quiet, quiet};
 use crate::fast::{self, Listener, Place};
 use crate::fd_table::{self, Entry};
-use crate::lives::{has_closed, look, step};
+use crate::lives::{self, has_closed, look, step};
 use crate::lock;
 use crate::log::debug_log;
 use crate::outcome::Ret;
 use crate::path::{PathId, PathList};
+use crate::sets::sets;
 use crate::socket::harmless::{self, Due};
-use crate::socket::{self, Event, Socket, State, close_books, flag, set_nonblock};
+use crate::socket::{self, Event, Socket, State, close_books, flag};
 use crate::{agent, candidates, config, numbers, process, stats, sys};
 use core::ffi::c_int;
 use core::sync::atomic::{AtomicU64, Ordering::*, fence};
@@ -44,7 +45,7 @@ pub(super) fn begin(s: &Socket, channel: &'static Channel, slot: usize) {
     let knows = fast::is_on() && channel.far.is_shared() && is_own_user(channel);
     s.life.store(u32::from(knows), Relaxed);
     if knows {
-        channel.words(slot, channel.side).lives[lives::KNOWN].store(1, SeqCst);
+        channel.words(slot, channel.side).lives[words::KNOWN].store(1, SeqCst);
         fast::know(channel);
     }
 }
@@ -58,8 +59,7 @@ fn is_own_user(channel: &Channel) -> bool {
 }
 
 fn peer_knows(channel: &Channel, slot: usize) -> bool {
-    let words = channel.words(slot, channel.side ^ 1);
-    words.lives[lives::KNOWN].load(SeqCst) == 1
+    channel.words(slot, channel.side ^ 1).lives[words::KNOWN].load(SeqCst) == 1
 }
 
 // ---- closing ------------------------------------------------------------------------------------
@@ -94,16 +94,13 @@ pub(super) fn parks(s: &'static Socket, g: u16, fd: c_int) -> bool {
     if own < 0 || listener.is_some_and(|l| !l.hears(channel)) {
         return false;
     }
-    let mut raw = [0u8; 128];
-    let to = listener.is_none().then(|| {
-        let n = sys::socket_name(own, true, &mut raw);
-        Place::of(raw.get(..n.max(0) as usize)?)
-    });
-    if to == Some(None) || !lets_go(s, g, own, to.flatten()) {
+    let to = if listener.is_none() { Place::load(&s.place) } else { None };
+    let nowhere = listener.is_none() && to.is_none();
+    if nowhere || !lets_go(s, g, own, to) {
         debug_log!("fd {fd}: not kept: something is under way or unread, or enough are kept");
         return false;
     }
-    let place = listener.map_or(0, Listener::announced_at);
+    let place = listener.map_or(0, |l| announced_at(l, channel).0);
     let closes = Happens::Close { place };
     let refused = step(s, channel, Life::Open, closes).is_err()
         // (5) Of a listener that has gone meanwhile nobody else knows that this one is parked.
@@ -118,6 +115,14 @@ pub(super) fn parks(s: &'static Socket, g: u16, fd: c_int) -> bool {
     }
     sweep_now_and_then();
     true
+}
+
+/// Where connectors announce that they take what is parked for a listener: to the epoll set that it
+/// stands in, which so hears of it as of all else, or to the listener's own place.
+fn announced_at(l: &Listener, channel: &Channel) -> AnnouncedAt {
+    let set = l.only_set().and_then(fd_table::epoll);
+    let place = set.and_then(|set| sets().place_for_takes(set, channel));
+    l.announced_at(place)
 }
 
 fn has_shm(paths: PathList) -> bool {
@@ -163,6 +168,9 @@ fn own_name(s: &Socket, fd: c_int) -> c_int {
         return -1;
     }
     s.netns.store(network_of(own), Relaxed);
+    let mut raw = [0u8; 128];
+    let n = sys::socket_name(own, true, &mut raw);
+    Place::store(raw.get(..n.max(0) as usize).and_then(Place::of), &s.place);
     s.spare.store(own + 1, Relaxed);
     own
 }
@@ -257,7 +265,12 @@ fn expires_ns() -> u64 {
 
 /// When to look at what is kept, if anything is.
 fn next_sweep() -> u64 {
-    fast::oldest(expires_ns().min(fast::HALF_NS))
+    const PAUSE_NS: u64 = 100_000_000;
+    match fast::oldest(expires_ns().min(fast::HALF_NS)) {
+        0 => 0,
+        // (What waits to be accepted stays, however old it is.)
+        at => at.max(sys::now_ns().saturating_add(PAUSE_NS)),
+    }
 }
 
 /// Gives up a few of those that are kept in vain or for too long. When to look again.
@@ -328,13 +341,6 @@ pub(super) fn retire_all() {
     fast::pick_each(|k| !is_taken(k.socket), retire);
 }
 
-/// Nothing that was accepted is kept any more: the process has forked, and a child accepts, too.
-#[cold]
-#[inline(never)]
-pub(crate) fn retire_accepted() {
-    fast::pick_each(|k| k.to.is_none() && !is_taken(k.socket), retire);
-}
-
 /// Nothing is parked any more for a listener that has been given up. Whether something of it waits
 /// to be accepted.
 #[cold]
@@ -351,6 +357,41 @@ pub(crate) fn serves(l: &'static Listener) -> bool {
 pub(crate) fn give_up_listener(l: &'static Listener) {
     l.give_up();
     let _ = serves(l);
+}
+
+/// A listener is waited for otherwise than by the set that it stands in, which hears alone of what
+/// is taken: what is parked so is retired, and what is taken is given out as ever.
+#[cold]
+#[inline(never)]
+pub(crate) fn waits_elsewhere(l: &'static Listener) {
+    if l.ends_by_set() {
+        let its = |s: &Socket| fast::listener_of(s).is_some_and(|of| core::ptr::eq(of, l));
+        fast::pick_each(|k| its(k.socket) && !is_taken(k.socket), retire);
+        find_taken(l, true);
+    }
+}
+
+/// What has been taken of a listener's, and was announced where nobody has looked since.
+#[cold]
+#[inline(never)]
+pub(crate) fn find_taken(l: &'static Listener, wakes: bool) {
+    let its = |s: &Socket| fast::listener_of(s).is_some_and(|of| core::ptr::eq(of, l));
+    fast::for_each(|k| {
+        if its(k.socket) && is_taken(k.socket) {
+            l.hear_at_set(k.socket, wakes);
+        }
+    });
+}
+
+/// A set has heard of news on a slot of which it has no item. True: it is of a listener, which has
+/// something to give out. `is_here`: the listener stands in that set.
+#[cold]
+#[inline(never)]
+pub(crate) fn hear_taken(s: &'static Socket, is_here: impl Fn(&Listener) -> bool) -> bool {
+    let Some(l) = fast::listener_of(s).filter(|_| is_taken(s)) else { return false };
+    let here = is_here(l);
+    l.hear_at_set(s, !here);
+    here
 }
 
 /// Another program gets the listener `fd`, and may accept as well.
@@ -414,22 +455,23 @@ pub(crate) fn is_taken(s: &Socket) -> bool {
 /// How the application has set up a socket that connects.
 pub(crate) struct Fresh {
     pub(crate) fd: c_int,
+    pub(crate) domain: c_int,
     pub(crate) nonblock: bool,
     pub(crate) cloexec: bool,
     /// Options that were set.
     pub(crate) marks: u32,
+    /// It is as it was made, and so serves another connect.
+    pub(crate) untouched: bool,
 }
 
 /// The socket becomes a connection to that place by a carrier that is parked. False: there is none.
 pub(crate) fn connect(fresh: &Fresh, to: Place) -> bool {
+    let now = sys::ticks();
     let parked = |k: &fast::Kept| {
-        k.to == Some(to)
-            && k.socket
-                .channel()
-                .and_then(|c| look(k.socket, c, Life::Closed))
-                .is_some_and(|seen| seen == Seen::Parked)
+        let channel = k.socket.channel().filter(|_| k.to == Some(to));
+        channel.map_or(0, |c| rank(k.socket, c, now))
     };
-    while let Some(kept) = fast::pick(parked) {
+    while let Some(kept) = fast::pick_best(parked) {
         // (As of a connection that is made: the configuration may have changed.)
         match candidates::paths_for(&kept.socket.tuple(), true) {
             Ok(paths) if has_shm(paths) && take(kept.socket, fresh) => return true,
@@ -439,6 +481,13 @@ pub(crate) fn connect(fresh: &Fresh, to: Place) -> bool {
     }
     let _ = sweep();
     false
+}
+
+/// How good it is to take that one: 0, not at all.
+fn rank(s: &Socket, channel: &Channel, now: u64) -> u8 {
+    let Some(place) = lives::parked_for(s, channel) else { return 0 };
+    let said = channel.awaits(AnnouncedAt(place).listener(), true).load(Relaxed);
+    fast::rank(said, now)
 }
 
 /// Begins the next life of a carrier that the caller has. False: it serves no more.
@@ -459,16 +508,20 @@ fn take(s: &'static Socket, fresh: &Fresh) -> bool {
         return false;
     };
     let marks = s.marks.swap(fresh.marks, Relaxed);
-    harmless::begin_life(s, own, marks, &Due::Fresh(fresh.fd, fresh.marks));
+    harmless::begin_life(s, own, marks, &Due::Fresh(fresh.fd, fresh.marks), fresh.nonblock);
     if fast::has_rings() {
         harmless::settle(s, own);
     }
-    set_blocking(s, own, fresh.nonblock);
     let cloexec = if fresh.cloexec { libc::O_CLOEXEC } else { 0 };
+    if fresh.untouched {
+        fast::keep_socket(fresh.fd, fresh.domain, fresh.nonblock);
+    } else {
+        fast::give_away(fresh.fd);
+    }
     // (The number is open, and the application's own.)
     let _ = sys::dup3(own, fresh.fd, cloexec);
     reopen(s, fresh.fd);
-    channel.announce_taken(before.place as usize, slot);
+    channel.announce_taken(AnnouncedAt(before.place), slot);
     leave_if_dead(channel, slot);
     true
 }
@@ -479,14 +532,6 @@ fn network_of(fd: c_int) -> u64 {
     let mut cookie = 0u64;
     let _ = sys::getsockopt(fd, libc::SOL_SOCKET, SO_NETNS_COOKIE, &mut cookie);
     cookie
-}
-
-fn set_blocking(s: &Socket, own: c_int, nonblock: bool) {
-    if s.has(flag::NONBLOCK) != nonblock {
-        let flags = libc::O_RDWR | if nonblock { libc::O_NONBLOCK } else { 0 };
-        let _ = sys::fcntl(own, libc::F_SETFL, flags as usize);
-        set_nonblock(s, nonblock);
-    }
 }
 
 /// `accept` gives out the acceptor's end of a life. `Err(0)`: it has ended meanwhile.
@@ -522,8 +567,8 @@ pub(crate) fn give_out(
         give_up(s);
         return Err(0);
     }
-    harmless::begin_life(s, own, s.marks.swap(0, Relaxed), &Due::Listener(l.options()));
-    set_blocking(s, own, flags & libc::SOCK_NONBLOCK != 0);
+    let (marks, nonblock) = (s.marks.swap(0, Relaxed), flags & libc::SOCK_NONBLOCK != 0);
+    harmless::begin_life(s, own, marks, &Due::Listener(l.options()), nonblock);
     reopen(s, fd);
     // (6) The connector may have left its ring while this waited here. (Nothing was sent yet: there
     // is no rest.)

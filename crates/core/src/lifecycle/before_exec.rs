@@ -23,6 +23,7 @@ pub(crate) fn before_exec(heir: impl FnOnce() -> Option<Heir>) {
 
 /// Another process starts it, and this one goes on.
 pub(crate) fn before_spawn() {
+    fast::give_away_all();
     prepare(|| None);
 }
 

@@ -2,7 +2,7 @@
 //! life is to have them as a new connection has. What the one before has set is undone only when
 //! somebody can see it, as most programs set the same again at once.
 
-use super::Socket;
+use super::{Socket, flag, set_nonblock};
 use crate::lock::Mutex;
 use crate::sys;
 use core::ffi::c_int;
@@ -50,7 +50,12 @@ pub(crate) struct Harmless {
     due: [AtomicI32; HARMLESS.len()],
     /// What the carrier has, where that is known.
     has: [AtomicI64; HARMLESS.len()],
+    /// Whether the carrier has O_NONBLOCK: [`AS_FLAG`], or `bool` + 1.
+    nonblock: AtomicU32,
 }
+
+/// As the connection itself ([`flag::NONBLOCK`]), by which all calls on its rings go.
+const AS_FLAG: u32 = 0;
 
 const UNKNOWN: i64 = i64::MIN;
 
@@ -61,6 +66,7 @@ impl Harmless {
     /// Of a carrier's first life.
     pub(crate) fn reset(&self) {
         self.owed.store(0, Relaxed);
+        self.nonblock.store(AS_FLAG, Relaxed);
         self.forget();
     }
 
@@ -106,6 +112,33 @@ fn settle_all(s: &Socket, fd: c_int) {
     let _one = TURN.lock();
     undo(s, fd, u32::MAX);
     s.harmless.forget();
+    let nonblock = s.has(flag::NONBLOCK);
+    let has = s.harmless.nonblock.swap(AS_FLAG, Relaxed);
+    if has != AS_FLAG && has != u32::from(nonblock) + 1 {
+        let flags = libc::O_RDWR | if nonblock { libc::O_NONBLOCK } else { 0 };
+        let _ = sys::fcntl(fd, libc::F_SETFL, flags as usize);
+    }
+}
+
+/// The application sets O_NONBLOCK, or takes it away. True: that is all; the carrier learns it when
+/// somebody could see it there.
+#[cold]
+#[inline(never)]
+pub(crate) fn sets_nonblock(s: &Socket, nonblock: bool) -> bool {
+    let _one = TURN.lock();
+    let owed = s.harmless.nonblock.load(Relaxed) != AS_FLAG;
+    if owed {
+        set_nonblock(s, nonblock);
+    }
+    owed
+}
+
+/// The flags of a descriptor that the application asks for. `None`: the kernel knows them.
+#[cold]
+#[inline(never)]
+pub(crate) fn status_flags(s: &Socket) -> Option<c_int> {
+    let owed = s.harmless.nonblock.load(Relaxed) != AS_FLAG;
+    owed.then(|| libc::O_RDWR | if s.has(flag::NONBLOCK) { libc::O_NONBLOCK } else { 0 })
 }
 
 /// The application asks for these.
@@ -137,9 +170,13 @@ pub(crate) enum Due<'a> {
 }
 
 /// The next life of a carrier begins, which the caller has alone; `set`: of the one before.
-pub(crate) fn begin_life(s: &Socket, carrier: c_int, set: u32, due: &Due<'_>) {
+pub(crate) fn begin_life(s: &Socket, carrier: c_int, set: u32, due: &Due<'_>, nonblock: bool) {
     let h = &s.harmless;
     let _one = TURN.lock();
+    if h.nonblock.load(Relaxed) == AS_FLAG {
+        h.nonblock.store(u32::from(s.has(flag::NONBLOCK)) + 1, Relaxed);
+    }
+    set_nonblock(s, nonblock);
     let old = set | h.owed.load(Relaxed);
     let now = if let Due::Fresh(_, marks) = due { *marks } else { 0 };
     let mut owed = 0;

@@ -9,6 +9,11 @@ use netacc_core::api::{self, PASS};
 hook! {
     /// `socket(2)`.
     fn socket(domain: c_int, ty: c_int, protocol: c_int) -> c_int |next| {
+        if api::has_prepared_sockets()
+            && let Some(fd) = api::prepared_socket(domain, ty, protocol)
+        {
+            return fd;
+        }
         let fd = numbered(|| next(domain, ty, protocol));
         if fd >= 0 {
             api::on_socket(fd, domain, ty, protocol);

@@ -29,8 +29,13 @@ struct Listening {
 
 impl Listening {
     fn new(backlog: c_int) -> Listening {
+        Listening::with(backlog, |_| ())
+    }
+
+    fn with(backlog: c_int, set_up: impl FnOnce(c_int)) -> Listening {
         let socket = TcpListener::bind("127.0.0.1:0").unwrap();
         let fd = socket.as_raw_fd();
+        set_up(fd);
         // SAFETY: no pointers.
         assert_eq!(unsafe { libc::listen(fd, backlog) }, 0);
         fd_table::set(fd, Entry::Listener(NONE));
@@ -75,7 +80,8 @@ fn place_of(s: &Socket) -> Place {
 fn connects(to: Place) -> Option<c_int> {
     // SAFETY: no pointers.
     let fd = unsafe { libc::socket(libc::AF_INET, libc::SOCK_STREAM, 0) };
-    let fresh = Fresh { fd, nonblock: false, cloexec: false, marks: 0 };
+    let domain = libc::AF_INET;
+    let fresh = Fresh { fd, domain, nonblock: false, cloexec: false, marks: 0, untouched: false };
     if connect(&fresh, to) {
         return Some(fd);
     }
@@ -198,7 +204,7 @@ fn an_acceptors_peer_that_lies_costs_its_own_carrier_alone() {
         let channel = ends[C].socket.channel().unwrap();
         let slot = ends[C].socket.slot.load(Relaxed) as usize;
         for slot in [slot, slot + 1, 4095] {
-            channel.announce_taken(usize::from(l.known.announced_at()), slot);
+            channel.announce_taken(l.known.announced_at(None), slot);
         }
         if let Some(fd) = l.give_out() {
             end_of(fd).close();
@@ -273,6 +279,99 @@ fn a_listener_that_listens_again_has_its_new_backlog() {
         close_in_good_order(first_life(&l));
     }
     assert_eq!(fast::count(|k| k.to.is_none()), 1);
+    drop(l);
+    until_none_is_kept();
+}
+
+/// Of a listener that others accept at, too, a carrier is taken while its process waits there, and
+/// a moment after it came by in a loop of events.
+#[test]
+fn a_carrier_of_a_shared_port_is_taken_while_its_process_waits() {
+    let _one = one_at_a_time();
+    let l = Listening::with(8, |fd| {
+        let on: c_int = 1;
+        assert!(sys::setsockopt(fd, libc::SOL_SOCKET, libc::SO_REUSEPORT, &on) >= 0);
+    });
+    let ends = first_life(&l);
+    let to = place_of(ends[C].socket);
+    let next = |l: &Listening| {
+        let c = connects(to)?;
+        let mut ends = [end_of(l.give_out().unwrap()), end_of(c)];
+        talk(&mut ends, 100);
+        close_in_good_order(ends);
+        Some(())
+    };
+    close_in_good_order(ends);
+    assert_eq!(next(&l), None, "nobody waits");
+    l.known.waits();
+    assert_eq!(next(&l), Some(()), "a thread waits");
+    l.known.waits();
+    l.known.waited(false);
+    assert_eq!(next(&l), Some(()), "another one does");
+    l.known.waited(true);
+    assert_eq!(next(&l), Some(()), "it comes again");
+    std::thread::sleep(std::time::Duration::from_millis(20));
+    assert_eq!(next(&l), None, "it came by long ago");
+    l.known.waits();
+    l.known.waited(false);
+    assert_eq!(next(&l), None, "it serves somebody");
+    drop(l);
+    until_none_is_kept();
+}
+
+/// A set that a listener stands in, and a connection of its, hears of what is taken.
+#[test]
+fn what_is_taken_is_told_to_the_set_of_its_listener() {
+    let _one = one_at_a_time();
+    let l = Listening::new(8);
+    let epfd = numbers::make(|| sys::epoll_create1(libc::EPOLL_CLOEXEC));
+    api::on_epoll_create(epfd);
+    let add = |fd, data| {
+        let mut event = libc::epoll_event { events: libc::EPOLLIN as u32, u64: data };
+        // SAFETY: a live event.
+        let r = unsafe { api::epoll_ctl(epfd, libc::EPOLL_CTL_ADD, fd, &mut event) };
+        assert_eq!(r, 0);
+    };
+    let wait = || {
+        let mut events = [libc::epoll_event { events: 0, u64: 0 }; 4];
+        let (at, mut counted) = (events.as_mut_ptr(), api::Counted::default());
+        // SAFETY: room for four events; no mask.
+        let n = unsafe { api::epoll_wait(epfd, at, 4, 0, core::ptr::null(), &mut counted) };
+        events.iter().take(n.max(0) as usize).map(|event| event.u64).collect::<std::vec::Vec<_>>()
+    };
+    add(l.socket.as_raw_fd(), 7);
+    let mut ends = first_life(&l);
+    let to = place_of(ends[C].socket);
+    for _ in 0..3 {
+        add(ends[A].fd, 8);
+        assert_eq!(wait(), []);
+        ends[C].close();
+        assert_eq!(wait(), [8]);
+        assert_eq!(ends[A].receive_now(A, 1), 0);
+        // SAFETY: no event is needed.
+        let r =
+            unsafe { api::epoll_ctl(epfd, libc::EPOLL_CTL_DEL, ends[A].fd, core::ptr::null_mut()) };
+        assert_eq!(r, 0);
+        ends[A].close();
+        assert_eq!(wait(), []);
+        let c = connects(to).unwrap();
+        assert_eq!(sys::poll_now(l.known.gather(), libc::POLLIN), 0, "the place has not rung");
+        assert_eq!(wait(), [7]);
+        assert_eq!(wait(), [7], "as long as it is not accepted");
+        ends = [end_of(l.give_out().unwrap()), end_of(c)];
+        assert_eq!(wait(), []);
+        talk(&mut ends, 1000);
+    }
+    // Who waits for the listener otherwise hears of what the set was told.
+    close_in_good_order(ends);
+    let c = connects(to).unwrap();
+    waits_elsewhere(l.known);
+    assert_ne!(sys::poll_now(l.known.gather(), libc::POLLIN), 0);
+    close_in_good_order([end_of(l.give_out().unwrap()), end_of(c)]);
+    let c = connects(to).unwrap();
+    assert_ne!(sys::poll_now(l.known.gather(), libc::POLLIN), 0, "it is told at its own place");
+    close_in_good_order([end_of(l.give_out().unwrap()), end_of(c)]);
+    assert_eq!(api::close(epfd), 0);
     drop(l);
     until_none_is_kept();
 }
@@ -384,8 +483,9 @@ fn of_a_socket_from_before_the_configuration_nothing_is_known() {
     const UNUSED: c_int = 4001;
     assert!(fast::fresh(UNUSED).is_none());
     assert_ne!(fast::marks_of_connecting(UNUSED) & fast::ODD, 0);
-    fast::on_socket(UNUSED);
-    assert_eq!(fast::fresh(UNUSED), Some(0));
+    fast::on_socket(UNUSED, 0);
+    let marks = fast::fresh(UNUSED).unwrap();
+    assert_eq!((fast::options_of(marks), fast::is_untouched(marks)), (0, true));
     assert_eq!(fast::marks_of_connecting(UNUSED), 0);
 }
 
