@@ -54,6 +54,7 @@ class Program:
     p99: bool = False
     forks: bool = False
     quick: bool = False
+    env: dict = dataclasses.field(default_factory=dict)
 
 
 def program(name, title, **settings):
@@ -61,7 +62,8 @@ def program(name, title, **settings):
 
     `share` and `ratio` are goals, and so is `p99`, not to be above plain's; `limit` is in seconds;
     `quick`: also in `make test`; `forks`: a process that accepts connections and makes no call on
-    them, as its children do, is not counted.
+    them, as its children do, is not counted; `env`: what accelerated processes have in their
+    environment, too.
     """
 
     def add(work):
@@ -228,7 +230,7 @@ class Job:
         variables = self.environment() | (env or {})
         if self.preloaded(role):
             variables |= {"LD_PRELOAD": str(self.tools / "libnetacc_preload.so")}
-            variables |= {"NACC_LOG_PATH": str(self.dir / f"netacc-{user or 'self'}.log")}
+            variables |= {"NACC_LOG_PATH": str(self.dir / f"netacc-{user or 'self'}.log")} | self.what.env
         who = identity(user)
         self.own(user)
         path = Path(output) if output else self.dir / f"{len(self.processes)}-{Path(command[0]).name}.out"
