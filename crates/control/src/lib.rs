@@ -1,7 +1,8 @@
 //! The contract between the library and the tools.
 //!
 //! Responsible for: the configuration (one table of options, its parser and its resolved form), and
-//! the layouts of the statistics segment that an accelerated process exposes and of its trace.
+//! the layouts of the statistics segment that an accelerated process exposes, of its trace, and of
+//! the words of its rings.
 //! Deliberately not: any I/O. Callers read files, environment and memory and hand the text in, so
 //! the same code runs inside the host application and in the tools.
 //!
@@ -17,6 +18,7 @@
 extern crate alloc;
 
 pub mod config;
+pub mod rings;
 pub mod stats;
 pub mod trace;
 

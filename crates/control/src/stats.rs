@@ -200,8 +200,41 @@ pub struct ConnRecord {
     /// Bytes in them that were unread when the library last looked, which it does once a second
     /// while it sends: within the host of what is sent, between hosts of what is received.
     pub ring_used: [AtomicU32; 2],
-    /// Zero.
-    pub reserved_tail: [AtomicU64; 8],
+    /// Addresses, in the process, of the words of the rings by which it sends and receives
+    /// ([`crate::rings`]); 0: none. (Zero before there were such, as what follows.) Read first and
+    /// stored last: the rest belongs to them.
+    pub words_at: [AtomicU64; 2],
+    /// Addresses of the bytes of these rings.
+    pub bytes_at: [AtomicU64; 2],
+    /// The offset of the stream, in numbers that wrap, that the ring's position 0 would have: of a
+    /// direction that stands on the ring.
+    pub ring_start: [AtomicU64; 2],
+    /// Address of 32 bits that are not 0 while a thread of the process's sends.
+    pub lock_at: AtomicU64,
+    /// How it came to be: [`CONNECTED`], [`ACCEPTED`], [`LATER_LIFE`].
+    pub origin: AtomicU64,
+}
+
+/// Of [`ConnRecord::origin`]: the process made the connection.
+pub const CONNECTED: u64 = 1;
+/// It accepted it.
+pub const ACCEPTED: u64 = 2;
+/// Its carrier, and its rings, have served another connection before.
+pub const LATER_LIFE: u64 = 4;
+
+/// Where the rings of a connection are; of what is sent and of what is received.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Rings {
+    /// As [`ConnRecord::ring_bytes`].
+    pub sizes: [u32; 2],
+    /// As [`ConnRecord::words_at`].
+    pub words_at: [u64; 2],
+    /// As [`ConnRecord::bytes_at`].
+    pub bytes_at: [u64; 2],
+    /// As [`ConnRecord::lock_at`].
+    pub lock_at: u64,
+    /// As [`ConnRecord::origin`].
+    pub origin: u64,
 }
 
 /// One channel: the shared memory between this process and another of this host, or the queue pairs
@@ -400,7 +433,12 @@ impl ConnRecord {
         }
         self.tx_messages.store(0, Relaxed);
         self.rx_messages.store(0, Relaxed);
-        self.set_rings([0; 2]);
+        for words in [&self.ring_bytes, &self.ring_used] {
+            words.iter().for_each(|word| word.store(0, Relaxed));
+        }
+        // (Without words there is no ring.)
+        let [sent, _] = &self.words_at;
+        sent.store(0, Relaxed);
         self.fd.store(fd, Relaxed);
         self.reason.store(reason as u32, Relaxed);
         self.counted_reason.store(reason as u64, Relaxed);
@@ -427,12 +465,27 @@ impl ConnRecord {
         store_ip(&self.peer_addr, peer.ip());
     }
 
-    /// It is on rings of so many bytes from here on, which are empty.
-    pub fn set_rings(&self, bytes: [u32; 2]) {
-        for (to, from) in self.ring_bytes.iter().zip(bytes) {
+    /// It has these rings from here on, which are empty.
+    pub fn set_rings(&self, rings: &Rings) {
+        for (to, from) in self.ring_bytes.iter().zip(rings.sizes) {
             to.store(from, Relaxed);
         }
         self.ring_used.iter().for_each(|word| word.store(0, Relaxed));
+        for (to, from) in self.bytes_at.iter().zip(rings.bytes_at) {
+            to.store(from, Relaxed);
+        }
+        self.ring_start.iter().for_each(|word| word.store(0, Relaxed));
+        self.lock_at.store(rings.lock_at, Relaxed);
+        self.origin.store(rings.origin, Relaxed);
+        for (to, from) in self.words_at.iter().zip(rings.words_at).rev() {
+            to.store(from, Release);
+        }
+    }
+
+    /// A direction stands on its ring: position 0 there is that offset of the stream.
+    pub fn set_ring_start(&self, sends: bool, start: u64) {
+        let [sent, received] = &self.ring_start;
+        (if sends { sent } else { received }).store(start, Release);
     }
 
     /// Adds sent bytes, of one call.

@@ -128,7 +128,29 @@ pub(crate) mod quiet {
     /// Of REQUEST: it is heard that the producer has left the ring for good. Should this process
     /// end with bytes of the ring unread, its kernel resets the connection.
     pub(crate) const RESETS: u64 = 1 << 36;
+    /// Of REQUEST, for who looks on from outside: the ring may serve another connection.
+    pub(crate) const FREE: u64 = 1 << 37;
 }
+
+/// What the tools know of the words.
+const _: () = {
+    use core::mem::offset_of;
+    use netacc_control::rings;
+    let (user, quiet) = (offset_of!(RingWords, producer_user), offset_of!(RingWords, quiet));
+    assert!(rings::BYTES == size_of::<RingWords>());
+    assert!(rings::TAIL == offset_of!(RingWords, tail));
+    assert!(rings::BASE == offset_of!(RingWords, base));
+    assert!(rings::EPOCH == user + 8 * announce::EPOCH);
+    assert!(rings::FAST_FROM == user + 8 * announce::FAST_FROM);
+    assert!(rings::BASE_BEFORE == offset_of!(RingWords, base_before));
+    assert!(rings::HEAD == offset_of!(RingWords, head));
+    assert!(rings::ACK == quiet + 8 * quiet::ACK);
+    assert!(rings::REQUEST == quiet + 8 * quiet::REQUEST);
+    assert!(rings::HELD == offset_of!(RingWords, held));
+    assert!(rings::CLOSED == quiet::CLOSED);
+    assert!(rings::HALF == quiet::HALF);
+    assert!(rings::FREE == quiet::FREE);
+};
 
 /// The meaning of `RingWords::producer_user` (written by the producer, on the line of the tail).
 pub(crate) mod announce {
@@ -285,6 +307,13 @@ impl Channel {
     #[cold]
     pub(crate) fn life(&self, slot: usize) -> &AtomicU64 {
         &self.words(slot, 0).lives[lives::WORD]
+    }
+    /// Both ends have left a slot: its rings may serve another one from here on. (That slot's words
+    /// begin with zeros when it is next used, and not before.)
+    pub(crate) fn rings_are_free(&self, slot: usize) {
+        for d in 0..2 {
+            self.words(slot, d).quiet[quiet::REQUEST].fetch_or(quiet::FREE, Release);
+        }
     }
     /// Whether the peer has said that it takes nothing more from the ring that we produce into.
     #[inline(always)]

@@ -99,11 +99,23 @@ impl Producer {
             return Err(PeerCorrupt);
         }
         self.head_seen = head;
-        if head == self.tail {
-            self.base = self.tail;
+        if head == self.tail && self.base != self.tail {
+            self.move_base();
         }
         self.budget = self.free_seen().min(LOOK_EVERY);
         Ok(())
+    }
+
+    /// The ring is empty: it begins at the start of the buffer again.
+    #[inline]
+    fn move_base(&mut self) {
+        #[cfg(not(loom))]
+        {
+            // SAFETY: as `words` (move_to).
+            let words = unsafe { self.told.as_ref() };
+            words.base_before.store(self.base, Ordering::Relaxed);
+        }
+        self.base = self.tail;
     }
 
     /// How many bytes can be written. Looks at the consumer's head only when the last look leaves

@@ -34,6 +34,10 @@
 //! A base from a hostile producer is only ever used masked: the consumer reads wrong bytes, of the
 //! same ring.
 //!
+//! Who is neither end, and follows a ring from outside (`netacc capture`), may see one base and then
+//! another, and has to know whether there was a third one between them: so the producer says which
+//! base it has left (`base_before`), when it leaves it.
+//!
 //! # Room
 //!
 //! A producer without room sets `space_wanted`, fences, and looks at `head` once more; it sleeps
@@ -113,7 +117,9 @@ pub struct RingWords {
     pub base: AtomicU64,
     /// The caller's, written by the producer's side.
     pub producer_user: [AtomicU64; 5],
-    _line0: AtomicU64,
+    /// The base before the one that the producer goes by, which is `base` or, where it has moved it
+    /// and published nothing since, none yet. For who looks on from outside: no end reads it.
+    pub base_before: AtomicU64,
 
     // Line 1: the consumer writes it at each read.
     /// Bytes consumed and given back since the ring began.

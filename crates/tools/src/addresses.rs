@@ -231,6 +231,8 @@ mod tests {
                 promotions: 0,
                 demotions: 0,
                 opened_unix_ns: 0,
+                rings: None,
+                ring_start: [0; 2],
             };
             let known = Connection { local: "192.0.2.1:1".parse().ok(), ..new() };
             let mut connections = [new(), known];

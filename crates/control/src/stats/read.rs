@@ -6,7 +6,8 @@
 
 use super::{
     CHANNEL_SLOTS, CONFIG_BYTES, CONNS_OFFSET, COUNTER_SLOTS, ChannelRecord, ConnRecord, Counter,
-    Header, MAGIC, PATH_SLOTS, Path, REASON_SLOTS, RECORD_OPEN, REMOTE_SLOTS, VERSION, unpack_ip,
+    Header, MAGIC, PATH_SLOTS, Path, REASON_SLOTS, RECORD_OPEN, REMOTE_SLOTS, Rings, VERSION,
+    unpack_ip,
 };
 use alloc::string::String;
 use alloc::vec::Vec;
@@ -132,6 +133,10 @@ pub struct Connection {
     pub demotions: u32,
     /// When it was made.
     pub opened_unix_ns: u64,
+    /// Where its rings are, if it has some.
+    pub rings: Option<Rings>,
+    /// As [`ConnRecord::ring_start`].
+    pub ring_start: [u64; 2],
 }
 
 impl Snapshot {
@@ -230,18 +235,23 @@ impl Connection {
         bytes.chunks_exact(size_of::<ConnRecord>()).filter_map(Connection::read).collect()
     }
 
-    fn read(bytes: &[u8]) -> Option<Connection> {
+    /// Reads one from its record, if it is open.
+    pub fn read(bytes: &[u8]) -> Option<Connection> {
+        (u32_at(bytes, offset_of!(ConnRecord, state)) == RECORD_OPEN)
+            .then(|| Connection::read_closed(bytes))
+    }
+
+    /// Reads what the record of a connection that has ended still says of it, until it serves
+    /// another one.
+    pub fn read_closed(bytes: &[u8]) -> Connection {
         let word = |at| u32_at(bytes, at);
-        if word(offset_of!(ConnRecord, state)) != RECORD_OPEN {
-            return None;
-        }
         let family = word(offset_of!(ConnRecord, family));
         let address = |addr, port| {
             let [high, low] = u64s_at(bytes, addr);
             let ip: IpAddr = unpack_ip(family, high, low)?;
             Some(SocketAddr::new(ip, u16::try_from(word(port)).ok()?))
         };
-        Some(Connection {
+        Connection {
             fd: word(offset_of!(ConnRecord, fd)),
             tx_path: word(offset_of!(ConnRecord, tx_path)),
             rx_path: word(offset_of!(ConnRecord, rx_path)),
@@ -258,7 +268,21 @@ impl Connection {
             promotions: word(offset_of!(ConnRecord, promotions)),
             demotions: word(offset_of!(ConnRecord, demotions)),
             opened_unix_ns: u64_at(bytes, offset_of!(ConnRecord, opened_unix_ns)),
-        })
+            rings: Some(Rings::read(bytes)).filter(|rings| !rings.words_at.contains(&0)),
+            ring_start: u64s_at(bytes, offset_of!(ConnRecord, ring_start)),
+        }
+    }
+}
+
+impl Rings {
+    fn read(bytes: &[u8]) -> Rings {
+        Rings {
+            words_at: u64s_at(bytes, offset_of!(ConnRecord, words_at)),
+            sizes: u32s_at(bytes, offset_of!(ConnRecord, ring_bytes)),
+            bytes_at: u64s_at(bytes, offset_of!(ConnRecord, bytes_at)),
+            lock_at: u64_at(bytes, offset_of!(ConnRecord, lock_at)),
+            origin: u64_at(bytes, offset_of!(ConnRecord, origin)),
+        }
     }
 }
 

@@ -68,7 +68,11 @@ fn conn() -> ConnRecord {
         rx_messages: AtomicU64::new(5),
         ring_bytes: [const { AtomicU32::new(6) }; 2],
         ring_used: [const { AtomicU32::new(6) }; 2],
-        reserved_tail: [const { AtomicU64::new(0) }; 8],
+        words_at: [const { AtomicU64::new(8) }; 2],
+        bytes_at: [const { AtomicU64::new(8) }; 2],
+        ring_start: [const { AtomicU64::new(8) }; 2],
+        lock_at: AtomicU64::new(8),
+        origin: AtomicU64::new(8),
     }
 }
 
@@ -122,6 +126,11 @@ fn layout_of_version_1() {
         (offset_of!(ConnRecord, rx_messages), 168),
         (offset_of!(ConnRecord, ring_bytes), 176),
         (offset_of!(ConnRecord, ring_used), 184),
+        (offset_of!(ConnRecord, words_at), 192),
+        (offset_of!(ConnRecord, bytes_at), 208),
+        (offset_of!(ConnRecord, ring_start), 224),
+        (offset_of!(ConnRecord, lock_at), 240),
+        (offset_of!(ConnRecord, origin), 248),
     ];
     for (is, should) in conn {
         assert_eq!(is, should);
@@ -363,6 +372,43 @@ fn states_of_channels_have_codes_and_names() {
         assert_eq!((ChannelState::from_code(state as u32), state.name()), (Some(state), name));
     }
     assert_eq!(ChannelState::from_code(5), None);
+}
+
+#[test]
+fn where_rings_are_is_known_while_there_are_some() {
+    let record = conn();
+    let bytes = || {
+        // What a reader copies.
+        let mut bytes = vec![0; size_of::<ConnRecord>()];
+        let mut put = |at: usize, value: u64| {
+            bytes[at..at + 8].copy_from_slice(&value.to_ne_bytes());
+        };
+        put(offset_of!(ConnRecord, state), u64::from(record.state.load(Relaxed)));
+        for i in [0, 1] {
+            put(offset_of!(ConnRecord, words_at) + 8 * i, record.words_at[i].load(Relaxed));
+            put(offset_of!(ConnRecord, bytes_at) + 8 * i, record.bytes_at[i].load(Relaxed));
+            put(offset_of!(ConnRecord, ring_start) + 8 * i, record.ring_start[i].load(Relaxed));
+        }
+        put(offset_of!(ConnRecord, lock_at), record.lock_at.load(Relaxed));
+        put(offset_of!(ConnRecord, origin), record.origin.load(Relaxed));
+        bytes
+    };
+    record.open(3, Reason::NotStarted, 0);
+    assert_eq!(Connection::read(&bytes()).unwrap().rings, None, "of an earlier connection");
+    let rings = Rings {
+        sizes: [0; 2],
+        words_at: [1, 2],
+        bytes_at: [3, 4],
+        lock_at: 5,
+        origin: CONNECTED | LATER_LIFE,
+    };
+    record.set_rings(&rings);
+    record.set_ring_start(false, 7);
+    let read = Connection::read(&bytes()).unwrap();
+    assert_eq!((read.rings, read.ring_start), (Some(rings), [0, 7]));
+    record.close();
+    assert!(Connection::read(&bytes()).is_none());
+    assert_eq!(Connection::read_closed(&bytes()).rings, Some(rings));
 }
 
 #[test]

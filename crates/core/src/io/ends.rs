@@ -257,8 +257,9 @@ impl RxHeld<'_> {
             // news.
             let _ = self.skip(u64::MAX);
         }
-        store_ack(self);
+        // Before it says that it has followed.
         show_path(s, false, self.end.switch.path(), self.end.switch.offset());
+        store_ack(self);
         // An edge may have been taken for a spurious one while the other path was the stream's.
         let awaited = self.published.posted.awaited();
         let [thread, _] = awaited.threads.map(|t| t as usize);
@@ -301,6 +302,11 @@ pub(super) fn show_path(s: &Socket, tx: bool, way: Way, at: u64) {
     let Some(r) = s.record() else { return };
     let fast = s.channel().map_or(Path::Shm, Channel::path);
     let new = if way == Way::Fast { fast } else { Path::Tcp };
+    if way == Way::Fast {
+        // All that is in the ring comes before: of a sender it is published, of a receiver taken.
+        let ring = if tx { &s.published.tail } else { &s.published.head };
+        r.set_ring_start(tx, at.wrapping_sub(ring.load(Relaxed)));
+    }
     let mine = if tx { &r.tx_path } else { &r.rx_path };
     if mine.swap(new as u32, Relaxed) == new as u32 {
         return;

@@ -2,6 +2,7 @@
 //! (`docs/design/fast-connect.md`). The steps are those of `netacc_proto::lives`; what is kept
 //! stands in [`crate::fast`], and whoever takes a connection out of there makes its next step.
 
+use super::attach::show_rings;
 use super::ends::{
     RxHeld, TxHeld, carrier_unread, hold_rx, hold_tx, load_ack, load_announce, publish_held,
     show_path,
@@ -24,7 +25,7 @@ use crate::socket::{self, Event, Socket, State, close_books, flag};
 use crate::{agent, candidates, config, numbers, process, stats, sys};
 use core::ffi::c_int;
 use core::sync::atomic::{AtomicU64, Ordering::*, fence};
-use netacc_control::stats::{Counter, Reason};
+use netacc_control::stats::{Counter, LATER_LIFE, Reason};
 use netacc_proto::lives::{Event as Happens, Refused, Seen, State as Life};
 use netacc_proto::switchover::{Path as Way, RxState, TxState};
 
@@ -607,6 +608,7 @@ fn reopen(s: &'static Socket, fd: c_int) {
         r.set_addresses(s.tuple().local(), s.tuple().peer());
         if let Some(channel) = s.channel() {
             r.peer_pid.store(channel.peer_pid, Relaxed);
+            show_rings(s, r, LATER_LIFE);
         }
     }
     let connector = s.has(flag::CONNECTOR);

@@ -181,6 +181,9 @@ impl Remote {
             return;
         }
         let Some(p) = l.pairs.remove(number) else { return };
+        if let Some(channel) = l.channel {
+            p.slots().for_each(|slot| channel.rings_are_free(slot));
+        }
         if let Some(a) = l.arenas.as_mut() {
             p.rings.into_iter().for_each(|r| a.give_back(r));
         }
@@ -315,10 +318,13 @@ impl Remote {
         if let Some(why) = engine.lost() {
             heed(Kicked::Lost(why));
         }
+        let slot = l.pair(number).and_then(|p| p.slot_of(lane));
+        if let Some((channel, slot)) = l.channel.zip(slot) {
+            channel.rings_are_free(slot);
+        }
         if let (Some(rings), Some(a)) = (taken.rings, l.arenas.as_mut()) {
             a.give_back(rings);
         }
-        let slot = l.pair(number).and_then(|p| p.slot_of(lane));
         let has_left =
             |slot: &usize| l.conns.get(*slot).is_some_and(|c| c.slot.state == SlotState::Left);
         if let Some(slot) = slot.filter(has_left) {

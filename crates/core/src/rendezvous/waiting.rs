@@ -317,6 +317,9 @@ impl State {
         let Some(s) = l.slots.get_mut(slot) else { return };
         let pair = s.pair;
         *s = Slot::FREE;
+        if let Some(c) = l.channel {
+            c.rings_are_free(slot);
+        }
         if let Some(p) = l.pool.as_mut() {
             p.give_back(pair);
         }

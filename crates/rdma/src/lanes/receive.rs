@@ -277,6 +277,7 @@ impl<F: Fabric> Lanes<F> {
             if head != rx.tail {
                 return Err(Violation::Rebase);
             }
+            words.base_before.store(rx.base, Relaxed);
             rx.base = rx.tail;
         }
         rx.tail = tail;

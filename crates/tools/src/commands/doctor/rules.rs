@@ -174,6 +174,8 @@ mod tests {
             promotions: 0,
             demotions: 0,
             opened_unix_ns: 0,
+            rings: None,
+            ring_start: [0; 2],
         };
         let of = |local, peer| subject(&connection(local, peer), &[80], 0).unwrap();
         assert_eq!((of(80, 5000).direction, of(80, 5000).port), (Direction::In, 80));

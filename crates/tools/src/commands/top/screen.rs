@@ -109,6 +109,8 @@ mod tests {
             promotions: 2,
             demotions: 0,
             opened_unix_ns: 1,
+            rings: None,
+            ring_start: [0; 2],
         }
     }
 
