@@ -7,6 +7,7 @@
 #![deny(unsafe_code)]
 
 pub mod addresses;
+pub mod capture;
 pub mod command;
 pub mod commands;
 pub mod elf;

@@ -386,6 +386,51 @@ pub fn cfg_command() -> Command {
         )
 }
 
+/// The command line of `netacc capture`.
+pub fn capture_command() -> Command {
+    let whole = |id: &'static str, letter: char, name: &'static str, help: &'static str| {
+        let arg = Arg::new(id).short(letter).value_name(name).help(help);
+        arg.value_parser(value_parser!(u32).range(1..))
+    };
+    let [port, peer, path, ..] = selection_args();
+    Command::new("capture")
+        .about("Write the bytes of accelerated connections to a pcapng file")
+        .version(VERSION)
+        .arg(
+            Arg::new("pid")
+                .short('p')
+                .long("pid")
+                .value_name("pid|name")
+                .help("Process, by its number or name; several with commas")
+                .value_delimiter(',')
+                .action(ArgAction::Append)
+                .required(true),
+        )
+        .arg(
+            Arg::new("write")
+                .short('w')
+                .long("write")
+                .value_name("file")
+                .help("A file that is not there yet, or - for standard output")
+                .value_hint(ValueHint::FilePath)
+                .value_parser(value_parser!(PathBuf))
+                .required(true),
+        )
+        .arg(whole("count", 'c', "packets", "End after so many packets"))
+        .arg(whole("snaplen", 's', "bytes", "Keep so many bytes of each packet [default: all]"))
+        .arg(
+            Arg::new("duration")
+                .short('d')
+                .long("duration")
+                .value_name("seconds")
+                .help("End after so long")
+                .value_parser(seconds),
+        )
+        .arg(port)
+        .arg(peer)
+        .arg(path)
+}
+
 /// The names of parameters, for completions. (Others pass: what is said of them has a hint.)
 #[derive(Debug, Clone, Copy)]
 struct Names;
@@ -613,6 +658,7 @@ mod tests {
         run_command().debug_assert();
         ss_command().debug_assert();
         ps_command().debug_assert();
+        capture_command().debug_assert();
         cfg_command().debug_assert();
         doctor_command().debug_assert();
         metrics_command().debug_assert();

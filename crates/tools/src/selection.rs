@@ -138,7 +138,8 @@ impl Selection {
         shown
     }
 
-    fn has(&self, connection: &Connection) -> bool {
+    /// Whether it is shown.
+    pub fn has(&self, connection: &Connection) -> bool {
         let ends = || [connection.local, connection.peer].into_iter().flatten();
         let ways = [connection.tx_path, connection.rx_path];
         (self.ports.is_empty() || ends().any(|end| self.ports.contains(&end.port())))

@@ -4,6 +4,7 @@
 //! The programs have their own `main`, without Rust's runtime, because that one ignores SIGPIPE and
 //! opens missing standard descriptors, and what [`run`] starts would inherit both.
 
+pub mod capture;
 pub mod cfg;
 pub mod doctor;
 pub mod metrics;
@@ -35,6 +36,7 @@ pub fn netacc() -> c_int {
         Some(("run", matches)) => run::main(matches),
         Some(("ss", matches)) => ss::main(matches),
         Some(("ps", matches)) => ps::main(matches),
+        Some(("capture", matches)) => capture::main(matches),
         Some(("cfg", matches)) => cfg::main(matches),
         Some(("doctor", matches)) => doctor::main(matches),
         Some(("metrics", matches)) => metrics::main(matches),
@@ -54,6 +56,7 @@ pub fn netacc_command() -> Command {
         .subcommand(options::run_command().name("run"))
         .subcommand(options::ss_command().name("ss"))
         .subcommand(options::ps_command())
+        .subcommand(options::capture_command())
         .subcommand(options::cfg_command())
         .subcommand(options::doctor_command())
         .subcommand(options::metrics_command())

@@ -1,0 +1,392 @@
+//! One connection, followed: both of its directions, and whether they are still its own.
+
+use super::stream::{Behind, Mark, Said, Stream};
+use super::{Memory, ProcessMemory, Unreadable};
+use netacc_control::rings::{self, Words};
+use netacc_control::stats::{self, CONNECTED, LATER_LIFE, Path, Rings};
+use std::collections::VecDeque;
+use std::rc::Rc;
+use std::time::{Duration, Instant};
+
+/// For so long it is waited for what a peer says of its end, behind that of this side.
+const PATIENCE: Duration = Duration::from_millis(200);
+
+/// Where records of connections are read.
+pub trait Records {
+    /// That of a number, open or not.
+    fn record(&self, index: u32) -> Option<Record>;
+    /// Whether an open connection has the ring with its words at that address.
+    fn is_used(&self, words_at: u64) -> bool;
+}
+
+/// A record at one moment.
+#[derive(Debug)]
+pub struct Record {
+    /// It is in use.
+    pub is_open: bool,
+    /// What it says.
+    pub connection: stats::Connection,
+}
+
+/// What distinguishes a connection from others that had, or will have, its record or its rings.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Key {
+    /// The number of its record.
+    pub index: u32,
+    opened_unix_ns: u64,
+    words_at: [u64; 2],
+}
+
+impl Key {
+    /// That of a connection with rings.
+    pub fn of(index: u32, connection: &stats::Connection) -> Option<Key> {
+        let words_at = connection.rings?.words_at;
+        Some(Key { index, opened_unix_ns: connection.opened_unix_ns, words_at })
+    }
+}
+
+/// What a look has brought.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Looked {
+    /// Nothing is new.
+    Idle,
+    /// Something was.
+    News,
+    /// It has ended here.
+    Over,
+}
+
+/// A connection; 0 is what this side sends, 1 what it receives.
+#[derive(Debug)]
+pub struct Connection {
+    key: Key,
+    rings: Rings,
+    streams: [Stream; 2],
+    /// It was made when somebody looked already.
+    is_new: bool,
+    ended_at: Option<Instant>,
+    /// The peer's memory, and the lock there of its sending half.
+    peer: Option<(Rc<ProcessMemory>, u64)>,
+    /// What is certain, and has to wait for what the other direction had before.
+    certain: [VecDeque<(u64, Said)>; 2],
+    certain_bytes: usize,
+}
+
+/// Directions wait for each other, but not with more bytes than that.
+const CERTAIN_MAX: usize = 1 << 20;
+
+/// When something is looked at: for waits, and for who reads it (nanoseconds of Unix).
+#[derive(Debug, Clone, Copy)]
+pub struct Now {
+    /// For waits.
+    pub instant: Instant,
+    /// For who reads it.
+    pub unix_ns: u64,
+}
+
+impl Connection {
+    /// `None`: it has no rings, or what no library says.
+    pub fn new(key: Key, of: &stats::Connection, is_new: bool) -> Option<Connection> {
+        let rings = of.rings?;
+        let [sent, received] = rings.bytes_at;
+        let streams = [Stream::new(sent, rings.sizes[0])?, Stream::new(received, rings.sizes[1])?];
+        Some(Connection {
+            key,
+            rings,
+            streams,
+            is_new,
+            ended_at: None,
+            peer: None,
+            certain: Default::default(),
+            certain_bytes: 0,
+        })
+    }
+
+    /// Whether nobody knows when its peer sends.
+    pub fn lacks_peer(&self) -> bool {
+        self.peer.is_none()
+    }
+
+    /// Where the peer's process shows that it sends.
+    pub fn set_peer(&mut self, memory: Rc<ProcessMemory>, lock_at: u64) {
+        self.peer = Some((memory, lock_at));
+    }
+
+    /// What distinguishes it.
+    pub fn key(&self) -> Key {
+        self.key
+    }
+
+    /// It has ended here.
+    pub fn has_ended(&self) -> bool {
+        self.ended_at.is_some()
+    }
+
+    /// Looks what is new, and tells what is certain.
+    pub fn look(
+        &mut self,
+        memory: &impl Memory,
+        records: &impl Records,
+        now: Now,
+        tell: &mut impl FnMut(usize, Said),
+    ) -> Result<Looked, Unreadable> {
+        let words = self.words(memory)?;
+        if !self.streams.iter().zip(&words).any(|(stream, words)| stream.has_news(words)) {
+            return Ok(Looked::Idle);
+        }
+        let Some(record) = self.own(records) else { return Ok(Looked::Over) };
+        let marks = self.marks();
+        for (d, words) in words.iter().enumerate() {
+            self.begin(d, words, &record, tell);
+            let start = self.start(d, words, &record);
+            self.streams[d].copy(memory, words, start, now.unix_ns)?;
+        }
+        let is_idle = [is_unlocked(memory, self.rings.lock_at)?, self.is_peer_idle()];
+        let behind = self.words(memory)?;
+        let moved = |d: usize| words[d].epoch != behind[d].epoch;
+        if self.own(records).is_none() || is_free(&behind) {
+            self.back_to(marks);
+            return Ok(Looked::Over);
+        }
+        if moved(0) || moved(1) {
+            // What is said of epochs may be of different moments.
+            self.back_to(marks);
+            return Ok(Looked::News);
+        }
+        self.settle(&behind, is_idle, now, tell);
+        Ok(Looked::News)
+    }
+
+    /// It has ended here: copies what is still there, if it is certainly its own.
+    pub fn end(
+        &mut self,
+        memory: &impl Memory,
+        records: &impl Records,
+        now: Now,
+        tell: &mut impl FnMut(usize, Said),
+    ) -> Result<(), Unreadable> {
+        self.ended_at = Some(now.instant);
+        let words = self.words(memory)?;
+        if is_free(&words) {
+            return Ok(());
+        }
+        let marks = self.marks();
+        for (d, words) in words.iter().enumerate() {
+            // (Its record says no more where a new epoch begins.)
+            self.streams[d].copy(memory, words, None, now.unix_ns)?;
+        }
+        let behind = self.words(memory)?;
+        let is_same =
+            |d: usize| words[d].epoch == behind[d].epoch && words[d].tail == behind[d].tail;
+        let is_own = is_same(0) && !is_free(&behind) && !self.is_used_again(records);
+        if !is_own || words[1].epoch != behind[1].epoch {
+            self.back_to(marks);
+            return Ok(());
+        }
+        self.settle_behind_end(memory, now, tell);
+        Ok(())
+    }
+
+    /// Looks once more behind its end. True: that was the last time.
+    pub fn look_behind_end(
+        &mut self,
+        memory: &impl Memory,
+        records: &impl Records,
+        now: Now,
+        tell: &mut impl FnMut(usize, Said),
+    ) -> bool {
+        let is_late = self.ended_at.is_none_or(|at| now.instant - at > PATIENCE);
+        let waits = self.streams.iter().any(Stream::waits);
+        if !waits {
+            return true;
+        }
+        if is_late || self.is_used_again(records) || !self.settle_behind_end(memory, now, tell) {
+            self.give_up(tell);
+            return true;
+        }
+        !self.streams.iter().any(Stream::waits)
+    }
+
+    /// This side sends no more. False: the words are no more its own.
+    fn settle_behind_end(
+        &mut self,
+        memory: &impl Memory,
+        now: Now,
+        tell: &mut impl FnMut(usize, Said),
+    ) -> bool {
+        let is_idle = [true, self.is_peer_idle()];
+        let words = self.words(memory).ok().filter(|words| !is_free(words));
+        let Some(words) = words else { return false };
+        self.settle(&words, is_idle, now, tell);
+        true
+    }
+
+    /// Nothing more can be found out.
+    pub fn give_up(&mut self, tell: &mut impl FnMut(usize, Said)) {
+        for d in [0, 1] {
+            self.certain[d].drain(..).for_each(|(_, said)| tell(d, said));
+            self.streams[d].give_up(&mut |said| tell(d, said));
+        }
+    }
+
+    /// Which ends have said that they send nothing more: this side's, the peer's.
+    pub fn ends(&self, memory: &impl Memory) -> [bool; 2] {
+        let Ok([sent, received]) = self.words(memory) else { return [false; 2] };
+        // What each end says of itself stands where it consumes.
+        let ended = |said: u64| said & (rings::HALF | rings::CLOSED) != 0;
+        [ended(received.request), ended(sent.request)]
+    }
+
+    fn settle(
+        &mut self,
+        behind: &[Words; 2],
+        is_idle: [bool; 2],
+        now: Now,
+        tell: &mut impl FnMut(usize, Said),
+    ) {
+        // The peer says where it consumes that it has closed, and so sends no more.
+        let peer_closed = behind[0].request & rings::CLOSED != 0;
+        let is_idle = [is_idle[0], is_idle[1] || peer_closed];
+        for d in [0, 1] {
+            let behind = Behind { words: behind[d], is_idle: is_idle[d] };
+            let (certain, bytes) = (&mut self.certain[d], &mut self.certain_bytes);
+            self.streams[d].settle(&behind, now.instant, &mut |said| {
+                let time_ns = match &said {
+                    Said::Bytes(_, all, time_ns) => {
+                        *bytes += all.len();
+                        *time_ns
+                    }
+                    _ => 0,
+                };
+                certain.push_back((time_ns, said));
+            });
+        }
+        self.tell_in_order(tell);
+    }
+
+    /// Tells what is certain, in the order in which it was seen: a reply not before its request.
+    fn tell_in_order(&mut self, tell: &mut impl FnMut(usize, Said)) {
+        // Who connects asks, who accepts answers.
+        let leader = usize::from(self.rings.origin & CONNECTED == 0);
+        let waits = |d: usize, stream: &Stream| stream.waits_since().map(|at| (at, d != leader));
+        let barriers = [waits(0, &self.streams[0]), waits(1, &self.streams[1])];
+        loop {
+            let first = |d: usize| self.certain[d].front().map(|(at, _)| (*at, d != leader));
+            let fronts = [first(0), first(1)];
+            let earlier = |d: usize| {
+                let front = fronts[d]?;
+                let other = fronts[1 - d].or(barriers[1 - d]);
+                let may = other.is_none_or(|other| front <= other);
+                (may || self.certain_bytes > CERTAIN_MAX).then_some(d)
+            };
+            let Some(d) = earlier(leader).or_else(|| earlier(1 - leader)) else { return };
+            let Some((_, said)) = self.certain[d].pop_front() else { return };
+            if let Said::Bytes(_, all, _) = &said {
+                self.certain_bytes -= all.len();
+            }
+            tell(d, said);
+        }
+    }
+
+    /// Begins to follow a direction that has come onto its ring.
+    fn begin(
+        &mut self,
+        d: usize,
+        words: &Words,
+        record: &stats::Connection,
+        tell: &mut impl FnMut(usize, Said),
+    ) {
+        if self.streams[d].has_begun() || !words.is_on_ring() {
+            return;
+        }
+        let Some(start) = self.start(d, words, record) else { return };
+        let (position, base) = match self.is_new {
+            false => (words.tail, None),
+            // Another one had the ring before; its stream begins here.
+            true if self.rings.origin & LATER_LIFE != 0 => (start.wrapping_neg(), None),
+            true => (0, Some(0)),
+        };
+        let offset = self.streams[d].begin(position, base, words.epoch, start);
+        tell(d, if self.is_new { Said::Kernel(offset) } else { Said::Begins(offset) });
+    }
+
+    /// The offset of the stream that position 0 of the ring would have, in the epoch of `words`.
+    fn start(&self, d: usize, words: &Words, record: &stats::Connection) -> Option<u64> {
+        let path = [record.tx_path, record.rx_path][d];
+        // A receiver shows that when it has followed.
+        let is_shown = path != Path::Tcp as u32 && (d == 0 || words.followed == words.epoch);
+        if is_shown {
+            return Some(record.ring_start[d]);
+        }
+        // The first one begins where the ring does.
+        let is_first = words.epoch == 1 && self.rings.origin & LATER_LIFE == 0;
+        is_first.then_some(words.fast_from)
+    }
+
+    /// What its record says, while that is its own.
+    fn own(&self, records: &impl Records) -> Option<stats::Connection> {
+        let record = records.record(self.key.index)?;
+        let is_own =
+            record.is_open && Key::of(self.key.index, &record.connection) == Some(self.key);
+        is_own.then_some(record.connection)
+    }
+
+    /// What its record says behind its end, until another connection has it.
+    pub fn last_words(&self, records: &impl Records) -> Option<stats::Connection> {
+        let it = records.record(self.key.index)?.connection;
+        (Key::of(self.key.index, &it) == Some(self.key)).then_some(it)
+    }
+
+    fn is_used_again(&self, records: &impl Records) -> bool {
+        self.key.words_at.iter().any(|at| records.is_used(*at))
+    }
+
+    /// At this moment no thread of the peer's is in a send, as far as can be known.
+    fn is_peer_idle(&mut self) -> bool {
+        let Some((memory, lock_at)) = &self.peer else { return false };
+        let is_idle = is_unlocked(&**memory, *lock_at);
+        if is_idle.is_err() {
+            self.peer = None;
+        }
+        is_idle == Ok(true)
+    }
+
+    fn words(&self, memory: &impl Memory) -> Result<[Words; 2], Unreadable> {
+        let [sent, received] = self.key.words_at;
+        let first = sent.min(received);
+        if sent.abs_diff(received) != rings::BYTES as u64 {
+            let one = |at| {
+                let mut bytes = [0; rings::BYTES];
+                memory.read(at, &mut bytes).map(|()| Words::read(&bytes))
+            };
+            return Ok([one(sent)?, one(received)?]);
+        }
+        let mut both = [0; 2 * rings::BYTES];
+        memory.read(first, &mut both)?;
+        let (halves, _) = both.as_chunks::<{ rings::BYTES }>();
+        let [low, high] = [0, 1].map(|half| halves.get(half).map(Words::read).unwrap_or_default());
+        Ok(if first == sent { [low, high] } else { [high, low] })
+    }
+
+    fn marks(&self) -> [Mark; 2] {
+        self.streams.each_ref().map(Stream::mark)
+    }
+
+    fn back_to(&mut self, marks: [Mark; 2]) {
+        for (stream, mark) in self.streams.iter_mut().zip(marks) {
+            stream.back_to(mark);
+        }
+    }
+}
+
+/// No thread has that lock.
+fn is_unlocked(memory: &impl Memory, lock_at: u64) -> Result<bool, Unreadable> {
+    let mut word = [0; 4];
+    memory.read(lock_at, &mut word)?;
+    Ok(word == [0; 4])
+}
+
+/// The rings may serve another connection.
+fn is_free(words: &[Words; 2]) -> bool {
+    words.iter().any(|words| words.request & rings::FREE != 0)
+}

@@ -1,0 +1,384 @@
+//! The connections of one process, followed: which there are, when each is looked at, and what is
+//! said when it ends.
+
+use super::connection::{Connection, Key, Looked, Now, Record, Records};
+use super::story::{Story, Told};
+use super::stream::Said;
+use super::{Memory, ProcessMemory, Unreadable};
+use crate::segment::{Segment, SegmentError};
+use crate::selection::Selection;
+use netacc_control::stats::{
+    self, ACCEPTED, CONNECTED, CONNS_OFFSET, ConnRecord, Header, PATH_SLOTS, Path,
+};
+use std::collections::{HashMap, HashSet};
+use std::fs::File;
+use std::io::Write;
+use std::mem::{offset_of, size_of};
+use std::net::SocketAddr;
+use std::os::unix::fs::FileExt;
+use std::rc::Rc;
+use std::time::{Duration, Instant};
+
+/// Who looks all the time looks again after so long.
+pub const PAUSE_MIN: Duration = Duration::from_micros(20);
+/// And at who says nothing after so long.
+pub const PAUSE_MAX: Duration = Duration::from_millis(1);
+/// At more connections that say nothing it is looked more rarely: for each of them so much.
+const PAUSE_EACH: Duration = Duration::from_micros(4);
+/// All records are looked at again, whatever the counts of connections say.
+const SCAN: Duration = Duration::from_millis(50);
+/// A process has no more records.
+const RECORDS_MAX: u32 = 1 << 20;
+
+/// The two ends of each connection that is followed.
+pub type Pairs = HashSet<(SocketAddr, SocketAddr)>;
+
+/// A process.
+#[derive(Debug)]
+pub struct Process {
+    /// Its number.
+    pub pid: u32,
+    name: String,
+    memory: ProcessMemory,
+    segment: Segment,
+    interface: u32,
+    followed: HashMap<u32, Followed>,
+    ending: Vec<Followed>,
+    /// Other ends' processes of this host, as far as they can be looked into.
+    peers: HashMap<u32, Option<Peer>>,
+    /// How many connections there are and were by path, as it said last.
+    counts: [u64; 2 * PATH_SLOTS],
+    scan_at: Instant,
+    began_unix_ns: u64,
+    is_gone: bool,
+}
+
+#[derive(Debug)]
+struct Followed {
+    connection: Connection,
+    told: Told,
+    /// It is followed from its first byte on.
+    is_whole: bool,
+    due: Instant,
+    pause: Duration,
+    peer_pid: u32,
+    /// How often the peer's end was looked for.
+    peer_looks: u32,
+}
+
+/// A process that is the other end.
+#[derive(Debug)]
+struct Peer {
+    memory: Rc<ProcessMemory>,
+    segment: Segment,
+}
+
+/// A peer takes its end up within some milliseconds of this side.
+const PEER_LOOKS: u32 = 8;
+
+impl Records for File {
+    fn record(&self, index: u32) -> Option<Record> {
+        let mut bytes = [0; size_of::<ConnRecord>()];
+        self.read_exact_at(&mut bytes, place(index)).ok()?;
+        let is_open = stats::Connection::read(&bytes).is_some();
+        Some(Record { is_open, connection: stats::Connection::read_closed(&bytes) })
+    }
+
+    fn is_used(&self, words_at: u64) -> bool {
+        let mut is_used = false;
+        records(self, |_, connection| {
+            is_used |= connection.rings.is_some_and(|rings| rings.words_at.contains(&words_at));
+        });
+        is_used
+    }
+}
+
+fn place(index: u32) -> u64 {
+    CONNS_OFFSET as u64 + u64::from(index) * size_of::<ConnRecord>() as u64
+}
+
+/// Calls `each` with the number and the record of each open connection.
+fn records(segment: &File, mut each: impl FnMut(u32, stats::Connection)) {
+    const BLOCK: usize = 1 << 16;
+    let mut most = [0; 4];
+    let at = offset_of!(Header, conn_high_water) as u64;
+    if segment.read_exact_at(&mut most, at).is_err() {
+        return;
+    }
+    let most = u32::from_ne_bytes(most).min(RECORDS_MAX);
+    let (mut index, mut block) = (0, vec![0; BLOCK]);
+    while index < most {
+        let wanted = ((most - index) as usize * size_of::<ConnRecord>()).min(BLOCK);
+        if segment.read_exact_at(&mut block[..wanted], place(index)).is_err() {
+            return;
+        }
+        for bytes in block[..wanted].chunks_exact(size_of::<ConnRecord>()) {
+            if let Some(connection) = stats::Connection::read(bytes) {
+                each(index, connection);
+            }
+            index += 1;
+        }
+    }
+}
+
+impl Process {
+    /// Opens a process.
+    pub fn open(pid: u32, began_unix_ns: u64) -> Result<Process, SegmentError> {
+        let (memory, segment) = open(pid)?;
+        let name = crate::segment::name(pid)?;
+        Ok(Process {
+            pid,
+            name,
+            memory,
+            segment,
+            interface: 0,
+            followed: HashMap::new(),
+            ending: Vec::new(),
+            peers: HashMap::new(),
+            counts: [u64::MAX; 2 * PATH_SLOTS],
+            scan_at: Instant::now(),
+            began_unix_ns,
+            is_gone: false,
+        })
+    }
+
+    /// What its packets come from.
+    pub fn title(&self) -> String {
+        format!("{} ({})", crate::show::one_line(&self.name), self.pid)
+    }
+
+    /// The number of its interface.
+    pub fn set_interface(&mut self, interface: u32) {
+        self.interface = interface;
+    }
+
+    /// It has ended, or has become another program.
+    pub fn is_gone(&self) -> bool {
+        self.is_gone
+    }
+
+    /// Looks at what is due. Returns whether something was new, and when something is due next.
+    pub fn look<W: Write>(
+        &mut self,
+        selection: &Selection,
+        pairs: &mut Pairs,
+        story: &mut Story<W>,
+        now: Now,
+    ) -> (bool, Instant) {
+        let counts = self.counts();
+        if counts != self.counts || now.instant >= self.scan_at {
+            self.counts = counts;
+            self.scan(selection, pairs, story, now);
+            self.scan_at = now.instant + SCAN;
+        }
+        let mut next = now.instant + PAUSE_MAX;
+        let (mut has_news, mut over) = (false, Vec::new());
+        let most = PAUSE_MAX.max(PAUSE_EACH * self.followed.len() as u32);
+        let records = &self.segment.file;
+        for (index, it) in &mut self.followed {
+            if it.due > now.instant {
+                next = next.min(it.due);
+                continue;
+            }
+            let mut tell = |d, said| story.say(&mut it.told, d, said);
+            match it.connection.look(&self.memory, records, now, &mut tell) {
+                Ok(Looked::Idle) => it.pause = (it.pause * 2).min(most),
+                Ok(Looked::News) => (has_news, it.pause) = (true, PAUSE_MIN),
+                Ok(Looked::Over) => over.push(*index),
+                Err(why) => {
+                    self.is_gone |= why == Unreadable::Gone;
+                    over.push(*index);
+                }
+            }
+            it.due = now.instant + it.pause;
+            next = next.min(it.due);
+        }
+        for index in over {
+            self.end(index, pairs, story, now);
+        }
+        self.look_behind_ends(story, now);
+        (has_news, next)
+    }
+
+    /// How many connections there are, by path, and were. It says the same for ever where it has
+    /// ended.
+    fn counts(&mut self) -> [u64; 2 * PATH_SLOTS] {
+        let mut bytes = [0; 16 * PATH_SLOTS];
+        let at = offset_of!(Header, open_by_path) as u64;
+        if self.segment.file.read_exact_at(&mut bytes, at).is_err() {
+            self.is_gone = true;
+        }
+        let (words, _) = bytes.as_chunks::<8>();
+        std::array::from_fn(|i| words.get(i).map_or(0, |word| u64::from_ne_bytes(*word)))
+    }
+
+    /// Finds connections that have come, and those that have gone.
+    fn scan<W: Write>(
+        &mut self,
+        selection: &Selection,
+        pairs: &mut Pairs,
+        story: &mut Story<W>,
+        now: Now,
+    ) {
+        // (Nothing is mapped at 0 while it is there.)
+        self.is_gone |= self.memory.read(0, &mut [0]) == Err(Unreadable::Gone);
+        let mut there = HashMap::new();
+        records(&self.segment.file, |index, connection| {
+            if let Some(key) = Key::of(index, &connection).filter(|_| selection.has(&connection)) {
+                there.insert(index, (key, connection));
+            }
+        });
+        let is_there = |index: &u32, it: &Followed| {
+            there.get(index).is_some_and(|(key, _)| *key == it.connection.key())
+        };
+        let followed = self.followed.iter();
+        let gone: Vec<u32> = followed.filter(|(i, it)| !is_there(i, it)).map(|(i, _)| *i).collect();
+        for index in gone {
+            self.end(index, pairs, story, now);
+        }
+        for (index, (key, connection)) in there {
+            if !self.followed.contains_key(&index) {
+                self.begin(key, &connection, pairs, story, now);
+            }
+        }
+        self.find_peers();
+    }
+
+    /// Finds the other ends, where they can be looked into: they show when they send.
+    fn find_peers(&mut self) {
+        let mut wanted: HashMap<u32, Vec<&mut Followed>> = HashMap::new();
+        for it in self.followed.values_mut() {
+            if it.connection.lacks_peer() && it.peer_looks < PEER_LOOKS {
+                it.peer_looks += 1;
+                wanted.entry(it.peer_pid).or_default().push(it);
+            }
+        }
+        for (pid, all) in wanted {
+            let peer = self.peers.entry(pid).or_insert_with(|| {
+                let (memory, segment) = open(pid).ok()?;
+                Some(Peer { memory: Rc::new(memory), segment })
+            });
+            let Some(peer) = peer else { continue };
+            let mut locks = HashMap::new();
+            records(&peer.segment.file, |_, connection| {
+                let rings = connection.rings.map(|rings| rings.lock_at);
+                locks.extend(connection.local.zip(connection.peer).zip(rings));
+            });
+            for it in all {
+                let [local, other] = it.told.ends();
+                if let Some(lock_at) = locks.get(&(other, local)) {
+                    it.connection.set_peer(Rc::clone(&peer.memory), *lock_at);
+                }
+            }
+        }
+    }
+
+    fn begin<W: Write>(
+        &mut self,
+        key: Key,
+        of: &stats::Connection,
+        pairs: &mut Pairs,
+        story: &mut Story<W>,
+        now: Now,
+    ) {
+        let (Some(local), Some(peer)) = (of.local, of.peer) else { return };
+        // The other end is followed already: its bytes are the same.
+        if pairs.contains(&(peer, local)) {
+            return;
+        }
+        let origin = of.rings.map_or(0, |rings| rings.origin);
+        let is_whole =
+            of.opened_unix_ns >= self.began_unix_ns && origin & (CONNECTED | ACCEPTED) != 0;
+        let Some(connection) = Connection::new(key, of, is_whole) else { return };
+        pairs.insert((local, peer));
+        let path = connection_path(of);
+        let note = format!("{path}, {}, descriptor {}, {local} > {peer}", self.title(), of.fd);
+        let mut told = story.connection(self.interface, [local, peer], &note);
+        if is_whole {
+            story.handshake(&mut told, origin & CONNECTED != 0, of.opened_unix_ns);
+        }
+        // (Another host's processes have numbers of their own.)
+        let is_here = path != Path::Rdma.name() && of.peer_pid != 0;
+        let it = Followed {
+            connection,
+            told,
+            is_whole,
+            due: now.instant,
+            pause: PAUSE_MIN,
+            peer_pid: of.peer_pid,
+            peer_looks: if is_here { 0 } else { PEER_LOOKS },
+        };
+        self.followed.insert(key.index, it);
+    }
+
+    /// A connection has ended here.
+    fn end<W: Write>(&mut self, index: u32, pairs: &mut Pairs, story: &mut Story<W>, now: Now) {
+        let Some(mut it) = self.followed.remove(&index) else { return };
+        let [local, peer] = it.told.ends();
+        pairs.remove(&(local, peer));
+        let mut tell = |d, said: Said| story.say(&mut it.told, d, said);
+        if it.connection.end(&self.memory, &self.segment.file, now, &mut tell).is_err() {
+            it.connection.give_up(&mut tell);
+        }
+        self.ending.push(it);
+    }
+
+    fn look_behind_ends<W: Write>(&mut self, story: &mut Story<W>, now: Now) {
+        for mut it in std::mem::take(&mut self.ending) {
+            let mut tell = |d, said: Said| story.say(&mut it.told, d, said);
+            let records = &self.segment.file;
+            if it.connection.look_behind_end(&self.memory, records, now, &mut tell) {
+                self.conclude(it, story, now);
+            } else {
+                self.ending.push(it);
+            }
+        }
+    }
+
+    /// All is told of it but its end.
+    fn conclude<W: Write>(&self, mut it: Followed, story: &mut Story<W>, now: Now) {
+        let last = it.connection.last_words(&self.segment.file).filter(|_| it.is_whole);
+        if let Some(last) = last {
+            for (d, bytes) in [last.tx_bytes, last.rx_bytes].iter().enumerate() {
+                let all = crate::selection::sum(bytes);
+                story.reconcile(&mut it.told, d, all, bytes[Path::Tcp as usize]);
+            }
+        }
+        if self.is_gone {
+            let why = "the process has ended, or has become another program";
+            return story.leave(&mut it.told, why, now.unix_ns);
+        }
+        let [_, peer_ended] = it.connection.ends(&self.memory);
+        story.end(&mut it.told, 0, now.unix_ns);
+        if peer_ended {
+            story.end(&mut it.told, 1, now.unix_ns);
+        }
+        story.leave(&mut it.told, "", now.unix_ns);
+    }
+
+    /// Nobody looks any more.
+    pub fn close<W: Write>(&mut self, story: &mut Story<W>, now: Now) {
+        let all = std::mem::take(&mut self.followed).into_values();
+        for mut it in all.chain(std::mem::take(&mut self.ending)) {
+            if !self.is_gone && !it.connection.has_ended() {
+                // (What is not certain yet is behind the end.)
+                story.leave(&mut it.told, "the capture ends here", now.unix_ns);
+                continue;
+            }
+            it.connection.give_up(&mut |d, said| story.say(&mut it.told, d, said));
+            self.conclude(it, story, now);
+        }
+    }
+}
+
+fn open(pid: u32) -> Result<(ProcessMemory, Segment), SegmentError> {
+    // In this order: who can still be read behind this had its number all the time.
+    let memory = ProcessMemory::open(pid)?;
+    Ok((memory, Segment::of(pid)?))
+}
+
+/// The better path of its directions.
+fn connection_path(of: &stats::Connection) -> &'static str {
+    let code = of.tx_path.max(of.rx_path);
+    Path::from_code(code).map_or("path not known", Path::name)
+}

@@ -1,0 +1,153 @@
+#!/usr/bin/env python3
+"""What tests/apps/capture.sh runs, and what it reads captures with.
+
+    capture_app.py server PORT [--v6]
+    capture_app.py client PORT FILE REQUESTS MOST PAUSE [--v6] [--bulk] [--exec]
+    capture_app.py read CAPTURE [FILE...]
+
+The server answers each request with the same bytes backwards. The client writes its port, and what
+it has sent and received, to FILE.sent and FILE.received. `read` compares a capture with such files:
+of each direction its bytes (`whole`, or `part: N gaps`), flags and comments, as JSON. A byte that is
+wrong, or a gap that no comment tells, is an error.
+"""
+
+import json, os, pathlib, random, re, socket, struct, subprocess, sys, threading, time
+
+
+def receive(s, n):
+    data = b""
+    while len(data) < n:
+        more = s.recv(n - len(data))
+        if not more:
+            raise EOFError
+        data += more
+    return data
+
+
+def server(port, family):
+    listener = socket.socket(family)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    listener.bind(("::1" if family == socket.AF_INET6 else "127.0.0.1", port))
+    listener.listen(64)
+
+    def serve(s):
+        with s:
+            try:
+                while True:
+                    head = receive(s, 8)
+                    body = receive(s, int(head, 16))
+                    s.sendall(head + body[::-1])
+            except (EOFError, OSError):
+                pass
+
+    while True:
+        threading.Thread(target=serve, args=(listener.accept()[0],), daemon=True).start()
+
+
+def client(port, file, requests, most, pause, family, options):
+    s = socket.create_connection(("::1" if family == socket.AF_INET6 else "127.0.0.1", port))
+    pathlib.Path(file).write_text(str(s.getsockname()[1]))
+    rng = random.Random(port)
+    with open(f"{file}.sent", "wb") as sent, open(f"{file}.received", "wb") as received:
+        for number in range(requests):
+            length = most if "--bulk" in options else rng.randrange(1, most)
+            request = b"%08x" % length + rng.randbytes(length)
+            sent.write(request)
+            sent.flush()
+            s.sendall(request)
+            reply = receive(s, len(request))
+            assert reply[8:] == request[8:][::-1]
+            received.write(reply)
+            received.flush()
+            time.sleep(pause)
+    if "--exec" in options:
+        os.execvp("sleep", ["sleep", "30"])
+    s.close()
+
+
+def blocks(data):
+    at = 0
+    while at < len(data):
+        kind, length = struct.unpack_from("<II", data, at)
+        assert length % 4 == 0 and struct.unpack_from("<I", data, at + length - 4)[0] == length
+        yield kind, data[at + 8:at + length - 4]
+        at += length
+
+
+def options(body):
+    at = 0
+    while at + 4 <= len(body):
+        code, length = struct.unpack_from("<HH", body, at)
+        if code == 0:
+            return
+        yield code, body[at + 4:at + 4 + length]
+        at += 4 + (length + 3) // 4 * 4
+
+
+def packets(data):
+    """Source port, destination port, sequence number, flags, payload, comment."""
+    for kind, body in blocks(data):
+        if kind != 6:
+            continue
+        kept = struct.unpack_from("<I", body, 12)[0]
+        packet, rest = body[20:20 + kept], body[20 + (kept + 3) // 4 * 4:]
+        tcp = packet[20:] if packet[0] >> 4 == 4 else packet[40:]
+        from_port, to_port, seq, _, offset, flags = struct.unpack_from(">HHIIBB", tcp)
+        said = "".join(value.decode() for code, value in options(rest) if code == 1)
+        yield from_port, to_port, seq, flags, tcp[offset >> 4 << 2:], said
+
+
+class Direction:
+    def __init__(self):
+        self.next, self.gaps, self.bytes, self.flags, self.said = 0, 0, 0, "", []
+
+    def add(self, seq, flags, payload, said, truth):
+        self.flags += "".join(letter for bit, letter in ((1, "F"), (2, "S"), (4, "R")) if flags & bit)
+        if said:
+            self.said.append(said)
+        if flags & 2:
+            return
+        at = seq - 1
+        if at != self.next:
+            told = [int(n) for n in re.findall(r"(\d+) bytes before this", said)]
+            begun = re.search(r"begins at byte (\d+)", said)
+            if begun:
+                self.next = int(begun[1])
+            assert self.next + sum(told) == at, f"{self.next} to {at}, and told is {said!r}"
+            self.gaps += "missing" in said
+        assert truth is None or truth[at:at + len(payload)] == payload, f"wrong bytes at {at}"
+        self.next, self.bytes = at + len(payload), self.bytes + len(payload)
+
+
+def read(capture, files):
+    truths = {}
+    for file in map(pathlib.Path, files):
+        port = int(file.read_text())
+        truths[port] = [pathlib.Path(f"{file}.{what}").read_bytes() for what in ("sent", "received")]
+    found = {}
+    for from_port, to_port, seq, flags, payload, said in packets(pathlib.Path(capture).read_bytes()):
+        truth, way = (truths.get(from_port), 0) if from_port in truths else (truths.get(to_port), 1)
+        client_port = from_port if way == 0 and truth else to_port
+        direction = found.setdefault((client_port, "sent" if way == 0 else "received"), Direction())
+        direction.add(seq, flags, payload, said, truth and truth[way])
+    answer = {}
+    for (port, way), d in found.items():
+        whole = port in truths and d.next == len(truths[port][way == "received"]) and not d.gaps
+        state = "whole" if whole else f"part: {d.gaps} gaps, up to {d.next}"
+        answer[f"{port} {way}"] = {"state": state, "bytes": d.bytes, "flags": d.flags, "said": d.said}
+    print(json.dumps(answer, indent=1))
+
+
+def main():
+    what, *rest = sys.argv[1:]
+    family = socket.AF_INET6 if "--v6" in rest else socket.AF_INET
+    if what == "server":
+        server(int(rest[0]), family)
+    elif what == "client":
+        port, file, requests, most, pause, *more = rest
+        client(int(port), file, int(requests), int(most), float(pause), family, more)
+    else:
+        read(rest[0], rest[1:])
+
+
+main()
