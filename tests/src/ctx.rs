@@ -719,6 +719,17 @@ pub fn await_bytes(fd: Fd, len: usize) {
     }
 }
 
+/// Receives to the end, or an error, in pieces of up to that size: how many bytes, and their sum.
+pub fn sum_to_end(fd: Fd, piece: usize) -> (u64, u64) {
+    let (mut n, mut sum) = (0u64, 0u64);
+    let mut buf = vec![0; piece];
+    while let Ok(got @ 1..) = sys::recv(fd, &mut buf, 0) {
+        n += got as u64;
+        sum += buf[..got].iter().map(|b| u64::from(*b)).sum::<u64>();
+    }
+    (n, sum)
+}
+
 /// Runs `body` in a thread, and returns when that thread sleeps in the kernel: it waits inside the
 /// call under test.
 pub fn blocked<T: Send + 'static>(body: impl FnOnce() -> T + Send + 'static) -> JoinHandle<T> {

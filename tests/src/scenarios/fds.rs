@@ -93,6 +93,14 @@ fn hidden() -> Vec<Fd> {
 /// See docs/manual/limits.md.
 const PIDFD_GETFD: &str = "not supported while the connection is accelerated";
 
+/// The client of many: hears that the server is alive, and says that it is.
+fn answers(t: &Ctx) {
+    let fd = t.client();
+    t.log_text("data", &recv_exact(fd, 5));
+    send_all(fd, b"ok");
+    t.log("end", sys::recv(fd, &mut [0; 8], 0));
+}
+
 pub fn list() -> Vec<Scenario> {
     vec![
         pair(
@@ -219,12 +227,7 @@ pub fn list() -> Vec<Scenario> {
                 send_all(fd, b"alive");
                 t.log_text("data", &recv_exact(fd, 2));
             },
-            |t| {
-                let fd = t.client();
-                t.log_text("data", &recv_exact(fd, 5));
-                send_all(fd, b"ok");
-                t.log("end", sys::recv(fd, &mut [0; 8], 0));
-            },
+            answers,
         ),
         pair(
             "fds/lowest-number",
@@ -533,12 +536,7 @@ pub fn list() -> Vec<Scenario> {
                 send_all(fd, b"alive");
                 t.log_text("data", &recv_exact(fd, 2));
             },
-            |t| {
-                let fd = t.client();
-                t.log_text("data", &recv_exact(fd, 5));
-                send_all(fd, b"ok");
-                t.log("end", sys::recv(fd, &mut [0; 8], 0));
-            },
+            answers,
         ),
         pair(
             "fds/sigio",

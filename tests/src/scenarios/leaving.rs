@@ -100,6 +100,22 @@ fn all_stopped(pid: i32) -> bool {
     })
 }
 
+/// A server that leaves with all unread, and with little room for what comes again; it reads when
+/// the client says that word.
+fn leaves_with_little_room(t: &Ctx, room: i32, until: &str) {
+    let fd = t.server();
+    await_bytes(fd, SOME);
+    // What comes from now on finds little room.
+    sys::setopt(fd, SOL_SOCKET, libc::SO_RCVBUF, room).expect("SO_RCVBUF");
+    t.tell("there");
+    t.wait("small");
+    t.log("option", sys::setopt(fd, IPPROTO_TCP, TCP_INQ, 1));
+    t.tell("left");
+    t.wait(until);
+    t.drain(fd, 9, SOME);
+    t.log("end", sys::recv(fd, &mut [0; 1], 0));
+}
+
 pub fn list() -> Vec<Scenario> {
     vec![
         pair(
@@ -263,19 +279,7 @@ pub fn list() -> Vec<Scenario> {
         pair(
             "leaving/send-after-shutdown",
             "a send behind shutdown(SHUT_WR) fails with EPIPE also while bytes of before still go out again, and with SIGPIPE unless it is asked not to",
-            |t| {
-                let fd = t.server();
-                await_bytes(fd, SOME);
-                // What comes from now on finds little room.
-                sys::setopt(fd, SOL_SOCKET, libc::SO_RCVBUF, 1).expect("SO_RCVBUF");
-                t.tell("there");
-                t.wait("small");
-                t.log("option", sys::setopt(fd, IPPROTO_TCP, TCP_INQ, 1));
-                t.tell("left");
-                t.wait("sent");
-                t.drain(fd, 9, SOME);
-                t.log("end", sys::recv(fd, &mut [0; 1], 0));
-            },
+            |t| leaves_with_little_room(t, 1, "sent"),
             |t| {
                 extern "C" fn count(_: libc::c_int) {
                     PIPES.fetch_add(1, Ordering::Relaxed);
@@ -301,19 +305,7 @@ pub fn list() -> Vec<Scenario> {
         pair(
             "leaving/exit-while-bytes-go-again",
             "a process ends by _exit while bytes of its go out again over TCP, where there is little room: all arrive, then EOF",
-            |t| {
-                let fd = t.server();
-                await_bytes(fd, SOME);
-                // What comes from now on finds little room.
-                sys::setopt(fd, SOL_SOCKET, libc::SO_RCVBUF, 8192).expect("SO_RCVBUF");
-                t.tell("there");
-                t.wait("small");
-                t.log("option", sys::setopt(fd, IPPROTO_TCP, TCP_INQ, 1));
-                t.tell("left");
-                t.wait("ends");
-                t.drain(fd, 9, SOME);
-                t.log("end", sys::recv(fd, &mut [0; 1], 0));
-            },
+            |t| leaves_with_little_room(t, 8192, "ends"),
             |t| {
                 let child = t.child(|t| {
                     let fd = t.client();

@@ -1,6 +1,8 @@
 //! fork, exec, spawn and their kin with live connections.
 
-use crate::ctx::{Ctx, await_bytes, blocked, own_program, read_to_end, recv_exact, send_all};
+use crate::ctx::{
+    Ctx, await_bytes, blocked, own_program, read_to_end, recv_exact, send_all, sum_to_end,
+};
 use crate::pattern::Pattern;
 use crate::scenario::{Scenario, pair};
 use crate::sys::{self, Addr, Fd, Stream};
@@ -543,18 +545,7 @@ fn first() -> Vec<Scenario> {
             "parent and child read one stream without taking turns: together exactly its bytes",
             |t| {
                 let fd = t.server();
-                let count = |fd: Fd| {
-                    let (mut n, mut sum) = (0u64, 0u64);
-                    let mut buf = [0; 777];
-                    while let Ok(got) = sys::recv(fd, &mut buf, 0) {
-                        if got == 0 {
-                            break;
-                        }
-                        n += got as u64;
-                        sum += buf[..got].iter().map(|b| u64::from(*b)).sum::<u64>();
-                    }
-                    (n, sum)
-                };
+                let count = |fd: Fd| sum_to_end(fd, 777);
                 t.tell("go");
                 let child = t.child(|_| {
                     let (n, sum) = count(fd);

@@ -120,6 +120,16 @@ fn serve(fd: Fd, count: usize) {
     }
 }
 
+/// So many connections, one after the other.
+fn calls_in_turn(t: &Ctx, count: usize) {
+    for _ in 0..count {
+        let fd = t.client();
+        t.tell("done");
+        sys::close(fd).expect("close");
+    }
+    t.say("called");
+}
+
 pub fn list() -> Vec<Scenario> {
     vec![
         pair(
@@ -139,14 +149,7 @@ pub fn list() -> Vec<Scenario> {
                 }
                 t.say("served");
             },
-            |t| {
-                for _ in 0..100 {
-                    let fd = t.client();
-                    t.tell("done");
-                    sys::close(fd).expect("close");
-                }
-                t.say("called");
-            },
+            |t| calls_in_turn(t, 100),
         ),
         pair(
             "rendezvous/many-listeners",
@@ -161,14 +164,7 @@ pub fn list() -> Vec<Scenario> {
                 }
                 t.say("served");
             },
-            |t| {
-                for _ in 0..300 {
-                    let fd = t.client();
-                    t.tell("done");
-                    sys::close(fd).expect("close");
-                }
-                t.say("called");
-            },
+            |t| calls_in_turn(t, 300),
         )
         .long(),
         pair(

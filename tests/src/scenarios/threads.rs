@@ -1,7 +1,7 @@
 //! Several threads, and signal handlers, on one connection.
 
 use super::poll::interrupted;
-use crate::ctx::{await_bytes, blocked, recv_exact, send_all};
+use crate::ctx::{await_bytes, blocked, recv_exact, send_all, sum_to_end};
 use crate::scenario::{Scenario, pair};
 use crate::sys::{self, E};
 use libc::{MSG_NOSIGNAL, POLLIN, SHUT_RD, SHUT_RDWR, SHUT_WR, SIGUSR1};
@@ -196,22 +196,8 @@ pub fn list() -> Vec<Scenario> {
             "four threads receive from one connection: together exactly its bytes",
             |t| {
                 let fd = t.server();
-                let threads: Vec<_> = (0..4)
-                    .map(|_| {
-                        std::thread::spawn(move || {
-                            let (mut n, mut sum) = (0u64, 0u64);
-                            let mut buf = [0; 501];
-                            while let Ok(got) = sys::recv(fd, &mut buf, 0) {
-                                if got == 0 {
-                                    break;
-                                }
-                                n += got as u64;
-                                sum += buf[..got].iter().map(|b| u64::from(*b)).sum::<u64>();
-                            }
-                            (n, sum)
-                        })
-                    })
-                    .collect();
+                let threads: Vec<_> =
+                    (0..4).map(|_| std::thread::spawn(move || sum_to_end(fd, 501))).collect();
                 let total = threads
                     .into_iter()
                     .map(|t| t.join().expect("thread"))

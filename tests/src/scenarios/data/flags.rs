@@ -1,6 +1,13 @@
 //! Flags, control data, urgent data, and calls that are no stream's.
 
 use super::*;
+use crate::ctx::Ctx;
+
+fn says_data(t: &Ctx) {
+    let fd = t.client();
+    send_all(fd, b"data");
+    t.log("eof", sys::recv(fd, &mut [0; 8], 0));
+}
 
 pub(super) fn list() -> Vec<Scenario> {
     vec![
@@ -171,11 +178,7 @@ pub(super) fn list() -> Vec<Scenario> {
                 t.log("errqueue", sys::recvmsg_full(fd, &mut [&mut [0; 8]], MSG_ERRQUEUE));
                 t.log_text("data", &recv_exact(fd, 4));
             },
-            |t| {
-                let fd = t.client();
-                send_all(fd, b"data");
-                t.log("eof", sys::recv(fd, &mut [0; 8], 0));
-            },
+            says_data,
         ),
         pair(
             "data/zero-copy",
@@ -344,11 +347,7 @@ pub(super) fn list() -> Vec<Scenario> {
                 t.log("ftruncate-like copy", sys::copy_file_range(fd, fd, 4));
                 t.log_text("data", &recv_exact(fd, 4));
             },
-            |t| {
-                let fd = t.client();
-                send_all(fd, b"data");
-                t.log("eof", sys::recv(fd, &mut [0; 8], 0));
-            },
+            says_data,
         ),
         pair(
             "data/unknown-flags",
