@@ -17,9 +17,12 @@
 //! process's plays the far end the channel is this process's alone, and holds what the engine has
 //! heard of the peer.
 
+mod announced_at;
+
 use crate::path::Far;
 pub(crate) use crate::wire::SLOTS;
 use crate::{sys, trace};
+pub(crate) use announced_at::AnnouncedAt;
 use core::ffi::c_int;
 use core::sync::atomic::{AtomicI32, AtomicPtr, AtomicU32, AtomicU64, Ordering::*};
 use netacc_control::stats::Path;
@@ -51,28 +54,6 @@ pub(crate) fn last_sent_by_kernel() -> u64 {
 
 /// Listeners of a process that give out parked carriers.
 pub(crate) const LISTENERS: usize = 32;
-
-/// How the word of a carrier's lives says where to announce that it is taken: the waiting place + 1
-/// (0: nowhere), and which of its process's listeners it is.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct AnnouncedAt(pub(crate) u16);
-
-impl AnnouncedAt {
-    const LISTENER: u32 = 9;
-    const PLACE: u16 = (1 << Self::LISTENER) - 1;
-
-    pub(crate) fn new(place: usize, listener: usize) -> Self {
-        Self((place as u16 + 1) & Self::PLACE | (listener as u16) << Self::LISTENER)
-    }
-    fn place(self) -> Option<usize> {
-        usize::from(self.0 & Self::PLACE).checked_sub(1)
-    }
-    pub(crate) fn listener(self) -> usize {
-        usize::from(self.0 >> Self::LISTENER)
-    }
-}
-
-const _: () = assert!(PLACES < 1 << AnnouncedAt::LISTENER && LISTENERS <= 1 << 7);
 
 /// The control memfd.
 #[repr(C)]
@@ -353,12 +334,6 @@ impl Channel {
         &self.side_mem(self.side ^ usize::from(peer)).seeks_at
     }
 
-    /// What this side, or the peer, says of a listener.
-    #[expect(clippy::indexing_slicing, reason = "masked: LISTENERS is a power of two")]
-    pub(crate) fn awaits(&self, listener: usize, peer: bool) -> &AtomicU64 {
-        &self.side_mem(self.side ^ usize::from(peer)).awaits[listener & (LISTENERS - 1)]
-    }
-
     /// Publishes the CPU that this thread waits on.
     #[inline]
     pub(crate) fn note_cpu(&self) {
@@ -423,15 +398,6 @@ impl Channel {
             self.stamps.0.fetch_add(1, Relaxed).wrapping_add(1)
         };
         stamp_of(self.words(slot, from), at).store(stamp, Relaxed);
-    }
-
-    /// Tells the peer's listener that the carrier of `slot` is taken.
-    pub(crate) fn announce_taken(&self, at: AnnouncedAt, slot: usize) {
-        if let Some(place) = at.place().filter(|p| *p < PLACES)
-            && self.peer_place(place).announce(slot as u16)
-        {
-            self.wake_peer(place);
-        }
     }
 
     /// Tells whoever waits at the peer's end of `slot`, behind a change; `notify` is a NOTIFY word

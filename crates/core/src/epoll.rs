@@ -91,6 +91,7 @@ mod set;
 
 pub(crate) use ctl::ctl;
 pub(crate) use epoll_wait::{on_wait, wait};
+pub(crate) use hand_back::move_out;
 pub(crate) use handover::{bar, forget, leave_to_kernel, on_plain};
 use handover::{shine, unlight};
 use news::News;

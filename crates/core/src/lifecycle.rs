@@ -295,6 +295,8 @@ fn note_dup(old: c_int, new: c_int) {
             fast::listener(old).into_iter().for_each(io::give_up_listener);
             let _ = fast::forget_inherited(old);
             fast::give_away(old);
+            // (What is known of the number is another socket's.)
+            fast::mark_fresh(new, fast::ODD);
             // What is done to a socket through either number, its connect above all, is seen for
             // both.
             let both = match (e, unconnected::make_unconnected(old)) {

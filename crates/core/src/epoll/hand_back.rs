@@ -1,11 +1,12 @@
 //! An item goes: back into the kernel's set, or out of both.
 
 use super::{CARRIER, EXCLUSIVE, Epoll, Inner, Item, ONESHOT, homes, leave, prod, tag, unpost};
-use crate::socket::State;
+use crate::socket::{Socket, State};
 use crate::sys;
 use core::ffi::c_int;
 use core::sync::atomic::Ordering::*;
 use libc::epoll_event;
+use netacc_ring::sleepers::SETS;
 
 pub(super) fn hand_back(e: &Epoll, inner: &mut Inner, index: u32) {
     if let Some(item) = inner.item(index).filter(|item| item.nameless) {
@@ -108,4 +109,30 @@ pub(super) fn register(epfd: c_int, fd: c_int, mut ev: epoll_event) -> isize {
         return unsafe { sys::epoll_ctl(epfd, libc::EPOLL_CTL_MOD, fd, &mut ev) };
     }
     r
+}
+
+/// An unconnected socket leaves its sets, which `fd` names it in: with what and under which data it
+/// is there. `None`: it stays, as it could not come back as it was.
+pub(crate) fn move_out(
+    s: &'static Socket,
+    fd: c_int,
+) -> Option<[Option<(c_int, epoll_event)>; SETS]> {
+    let mut all = [None; SETS];
+    let mut list = all.iter_mut();
+    for e in homes::sets_of(s) {
+        let mut inner = e.inner.lock();
+        let item = homes::item(s, e).and_then(|i| inner.item_of(i, s));
+        let item = item.filter(|i| i.fd == fd && i.events & (ONESHOT | EXCLUSIVE) == 0)?;
+        let event = epoll_event { events: item.events, u64: item.data };
+        *list.next()? = Some((e.fd.load(Relaxed), event));
+    }
+    drop(list);
+    for e in homes::sets_of(s) {
+        let mut inner = e.inner.lock();
+        if let Some(i) = homes::item(s, e) {
+            take_from_kernel(e.fd.load(Relaxed), fd);
+            take_record_out(e, &mut inner, i);
+        }
+    }
+    Some(all)
 }

@@ -8,7 +8,7 @@ use crate::fd_table::{self, Entry};
 use crate::outcome::{PASS, Ret};
 use crate::path::PathId;
 use crate::socket::{NONE, Socket, State, flag};
-use crate::{agent, config, io, process, sleep, sys, user};
+use crate::{agent, config, epoll, io, process, sleep, sys, user};
 use core::ffi::c_int;
 use core::sync::atomic::{AtomicU32, AtomicU64, Ordering::*};
 use libc::{pollfd, sockaddr, socklen_t};
@@ -47,17 +47,19 @@ pub(super) unsafe fn before_connect(fd: c_int, addr: *const sockaddr, len: sockl
 /// # Safety
 /// As for connect(2).
 unsafe fn connect(fd: c_int, addr: *const sockaddr, len: socklen_t) -> Option<Ret> {
-    match fd_table::get(fd) {
-        Entry::Fresh(NONE) => {}
+    let registered = match fd_table::get(fd) {
+        Entry::Fresh(NONE) => None,
         Entry::Socket(s, _) if fast::take_connecting(s) => return Some(0),
+        Entry::Socket(s, _) if is_registered_alone(s, fd) => Some(s),
         Entry::Listener(_) => {
             // (By AF_UNSPEC it ceases to listen.)
             fast::listener(fd).into_iter().for_each(io::end_listener);
             return None;
         }
         _ => return None,
-    }
-    let marks = fast::fresh(fd)?;
+    };
+    let marks =
+        fast::fresh(fd)? | registered.map_or(0, |s| fast::options_of(s.marks.load(Relaxed)));
     // SAFETY: the caller's promise.
     let (raw, n) = unsafe { copied(addr, len) };
     let to = Place::of(raw.get(..n)?)?;
@@ -70,13 +72,48 @@ unsafe fn connect(fd: c_int, addr: *const sockaddr, len: socklen_t) -> Option<Re
     let cloexec = marks & fast::CLOEXEC != 0;
     let (options, untouched) = (fast::options_of(marks), fast::is_untouched(marks));
     let fresh = io::Fresh { fd, domain, nonblock, cloexec, marks: options, untouched };
-    if !io::connect(&fresh, to) {
-        return None;
+    match registered {
+        None => io::connect(&fresh, to).then_some(())?,
+        Some(s) => connect_registered(s, &fresh, to)?,
     }
     if let Some((s, _)) = fd_table::socket(fd).filter(|_| nonblock) {
         fast::mark_connecting(s);
     }
     Some(if nonblock { -(libc::EINPROGRESS as Ret) } else { 0 })
+}
+
+/// An unconnected socket that nothing was done to but that it was put into epoll sets, under this
+/// number alone, and set up as is followed of a fresh one.
+fn is_registered_alone(s: &'static Socket, fd: c_int) -> bool {
+    let known = s.is(State::Unconnected)
+        && !s.is_inherited()
+        && s.refused.load(Relaxed) == NONE
+        && s.names() == 1
+        && s.forks.load(Relaxed) == process::forks()
+        && s.marks.load(Relaxed) & fast::ODD == 0;
+    if !known {
+        return false;
+    }
+    let flags = sys::fcntl(fd, libc::F_GETFL, 0) as c_int;
+    let cloexec = sys::fcntl(fd, libc::F_GETFD, 0) as c_int & libc::FD_CLOEXEC != 0;
+    fast::note_flag(fd, fast::NONBLOCK, flags & libc::O_NONBLOCK != 0);
+    fast::note_flag(fd, fast::CLOEXEC, cloexec);
+    flags & !(libc::O_RDWR | libc::O_NONBLOCK) == 0
+}
+
+/// As [`io::connect`], of a socket that is in epoll sets: what the kernel has there goes with the
+/// file, and its connection comes into the sets as the application put it.
+fn connect_registered(s: &'static Socket, fresh: &io::Fresh, to: Place) -> Option<()> {
+    let registrations = epoll::move_out(s, fresh.fd)?;
+    let taken = io::connect(fresh, to);
+    if taken {
+        super::retire(s);
+    }
+    for (epfd, mut event) in registrations.into_iter().flatten() {
+        // SAFETY: a live event.
+        let _ = unsafe { epoll::ctl(epfd, libc::EPOLL_CTL_ADD, fresh.fd, &mut event) };
+    }
+    taken.then_some(())
 }
 
 /// The socket is of the address's family, and has none of its own.

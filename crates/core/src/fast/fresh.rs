@@ -129,8 +129,8 @@ fn is_own(word: u64) -> bool {
     word as u32 & SEEN != 0 && (word >> 32) as u32 == process::forks()
 }
 
-/// The marks of a fresh socket that this process has alone, with those of its descriptor. `None`: of
-/// any other.
+/// The marks of a fresh socket that this process has alone, with those of its descriptor. `None`:
+/// of any other.
 pub(crate) fn fresh(fd: c_int) -> Option<u32> {
     let word = word(fd)?.load(Relaxed);
     (is_own(word) && word as u32 & ODD == 0).then_some(word as u32)

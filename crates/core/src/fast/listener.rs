@@ -16,9 +16,10 @@ use alloc::vec::Vec;
 use core::ffi::c_int;
 use core::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, AtomicU64, Ordering::*, fence};
 
-/// A listening socket that gives out parked connections besides the kernel's. It has a thread's waiting place, where connectors announce that they have taken one:
-/// what gathers that place's doorbells is readable as long as there is one to give out, and stands
-/// beside the listener wherever the application waits for it.
+/// A listening socket that gives out parked connections besides the kernel's. It has a thread's
+/// waiting place, where connectors announce that they have taken one, if its epoll set does not
+/// hear of that: what gathers the place's doorbells is readable as long as there is one to give
+/// out, and stands beside the listener wherever the application waits for it.
 pub(crate) struct Listener {
     /// -1: none.
     fd: AtomicI32,
