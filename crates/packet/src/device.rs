@@ -277,6 +277,11 @@ impl Ring {
         let arguments = [0, PLACE * PLACES, protection, flags, socket.number() as usize, 0];
         // SAFETY: a new mapping, where the kernel chooses.
         let at = checked(unsafe { syscall(libc::SYS_mmap, arguments) })?;
+        // A forked child would keep the socket with it, and its ring filling. (Where the kernel
+        // does not do this the child does.)
+        let arguments = [at, PLACE * PLACES, libc::MADV_DONTFORK as usize, 0, 0, 0];
+        // SAFETY: it says something of the mapping, and changes no byte of it.
+        unsafe { syscall(libc::SYS_madvise, arguments) };
         Ok(Self { memory: core::ptr::with_exposed_provenance_mut(at), at: 0 })
     }
 

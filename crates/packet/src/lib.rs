@@ -1,7 +1,6 @@
 //! netacc-packet: packets in and out of a device, past the kernel's TCP.
 //!
-//! **Nothing uses this crate yet** but `netacc-utcp`, which nothing uses: see
-//! `docs/design/utcp.md`.
+//! For `netacc-utcp`: see `docs/design/utcp.md`.
 //!
 //! - [`port`]: the trait [`Port`], which the engine sends and receives by;
 //! - [`device`]: a device of the kernel's, by AF_PACKET;

@@ -3,6 +3,7 @@
 //! `-errno`.
 
 use core::ffi::c_int;
+use core::sync::atomic::{AtomicPtr, Ordering};
 
 /// One system call.
 ///
@@ -51,6 +52,27 @@ pub fn checked(ret: isize) -> Result<usize, Errno> {
     usize::try_from(ret).map_err(|_| Errno(c_int::try_from(ret.unsigned_abs()).unwrap_or(0)))
 }
 
+/// How a program's guest keeps its descriptors out of the program's way.
+#[derive(Debug)]
+pub struct Numbers {
+    /// A new descriptor gets another number, or `-errno`; it is closed then.
+    pub adopt: fn(c_int) -> c_int,
+    /// One of those is closed.
+    pub close: fn(c_int),
+}
+
+static NUMBERS: AtomicPtr<Numbers> = AtomicPtr::new(core::ptr::null_mut());
+
+/// From here on every descriptor that is made here gets its number so. Once, before the first.
+pub fn keep_numbers(by: &'static Numbers) {
+    NUMBERS.store(core::ptr::from_ref(by).cast_mut(), Ordering::Release);
+}
+
+fn numbers() -> Option<&'static Numbers> {
+    // SAFETY: null, or what `keep_numbers` was given, which lives for ever and does not change.
+    unsafe { NUMBERS.load(Ordering::Acquire).as_ref() }
+}
+
 /// A descriptor of this crate's, closed when it is dropped.
 #[derive(Debug)]
 pub struct Fd(c_int);
@@ -62,7 +84,12 @@ impl Fd {
     ///
     /// What the kernel said.
     pub fn new(ret: isize) -> Result<Self, Errno> {
-        checked(ret).map(|fd| Self(c_int::try_from(fd).unwrap_or(-1)))
+        let fd = c_int::try_from(checked(ret)?).unwrap_or(-1);
+        let Some(numbers) = numbers() else { return Ok(Self(fd)) };
+        match (numbers.adopt)(fd) {
+            own if own >= 0 => Ok(Self(own)),
+            errno => Err(Errno(-errno)),
+        }
     }
 
     /// Its number.
@@ -85,6 +112,9 @@ impl Fd {
 
 impl Drop for Fd {
     fn drop(&mut self) {
+        if let Some(numbers) = numbers() {
+            return (numbers.close)(self.0);
+        }
         // SAFETY: integers only; the descriptor is this value's own.
         unsafe { syscall(libc::SYS_close, [self.0 as usize, 0, 0, 0, 0, 0]) };
     }

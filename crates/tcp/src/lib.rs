@@ -1,7 +1,7 @@
 //! netacc-tcp: an established TCP connection in user space, without any I/O.
 //!
-//! **Nothing uses this crate yet.** It is the data path of the path `utcp`, which
-//! `docs/design/user-space-tcp.md` describes: a live connection of the kernel's is taken over
+//! The data path of the path `utcp`, which is experimental; `docs/design/user-space-tcp.md`
+//! describes it: a live connection of the kernel's is taken over
 //! ([`Connection::taken_over`]), goes on here, and is given back ([`Connection::give_back`])
 //! whenever something comes up that is not of the state ESTABLISHED: FIN, RST, urgent data, what
 //! is not understood, trouble. So there is no handshake here, no close, and no other state.

@@ -40,6 +40,19 @@ impl Buffer {
         }
     }
 
+    /// Where so many bytes from there on belong, in two parts.
+    pub(crate) fn place_for(&mut self, at: u64, length: u64) -> [&mut [u8]; 2] {
+        let from = self.place(at);
+        let memory = self.memory.bytes_mut();
+        let length = usize::try_from(length).unwrap_or(0).min(memory.len());
+        let first = length.min(memory.len() - from);
+        let (before, behind) = memory.split_at_mut(from);
+        [
+            behind.get_mut(..first).unwrap_or(&mut []),
+            before.get_mut(..length - first).unwrap_or(&mut []),
+        ]
+    }
+
     /// So many bytes from there on, in two parts.
     pub(crate) fn get(&self, at: u64, length: u64) -> [&[u8]; 2] {
         let from = self.place(at);
@@ -54,6 +67,7 @@ impl Buffer {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::vec;
 
     #[test]
     fn what_was_put_is_there_also_around_the_end() {
@@ -66,6 +80,10 @@ mod tests {
                     (0..length).map(|n| (at as u8).wrapping_add(n)).collect();
                 buffer.put(at, &bytes);
                 assert_eq!(buffer.get(at, u64::from(length)).concat(), bytes);
+                for part in buffer.place_for(at, u64::from(length)) {
+                    part.fill(7);
+                }
+                assert_eq!(buffer.get(at, u64::from(length)).concat(), vec![7; length.into()]);
             }
         }
     }

@@ -253,6 +253,39 @@ impl Carried {
         self.connection.acknowledged() + self.send.capacity() - self.written
     }
 
+    /// How many bytes it was given to be sent, those that the kernel had included.
+    #[must_use]
+    pub const fn written(&self) -> u64 {
+        self.written
+    }
+
+    /// Takes so many bytes to be sent, at most what is [`Carried::writable`]: `fill` puts them
+    /// where they belong, in two parts.
+    pub fn write_with(&mut self, now: Nanos, length: u64, fill: impl FnOnce([&mut [u8]; 2])) {
+        let length = length.min(self.writable());
+        fill(self.send.place_for(self.written, length));
+        self.written += length;
+        self.connection.on_written(now, self.written, false);
+        self.publish(now);
+    }
+
+    /// The bytes that can be read, but for the first `skip`, in two parts. They stay.
+    #[must_use]
+    pub fn unread(&self, skip: u64) -> [&[u8]; 2] {
+        let skip = skip.min(self.readable());
+        self.receive.get(self.read + skip, self.readable() - skip)
+    }
+
+    /// So many of those are read: their room is the peer's.
+    pub fn consumed(&mut self, count: u64) {
+        let count = count.min(self.readable());
+        if count > 0 {
+            self.read += count;
+            self.connection.on_room(self.read + self.receive.capacity() - self.base);
+            self.publish(self.now);
+        }
+    }
+
     /// Takes bytes to be sent: how many.
     pub fn write(&mut self, now: Nanos, bytes: &[u8]) -> usize {
         let room = usize::try_from(self.writable()).unwrap_or(usize::MAX);
@@ -273,11 +306,7 @@ impl Carried {
                 count += part.len();
             }
         }
-        self.read += count as u64;
-        if count > 0 {
-            self.connection.on_room(self.read + self.receive.capacity() - self.base);
-            self.publish(self.now);
-        }
+        self.consumed(count as u64);
         count
     }
 

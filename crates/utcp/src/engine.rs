@@ -287,12 +287,7 @@ impl<P: Steered> Engine<P> {
         self.now = now;
         if now >= self.look_at {
             self.look_at = now.saturating_add(LOOK);
-            if self.watch.as_mut().is_some_and(Watch::has_changed) {
-                self.follow(now);
-            }
-            if self.keeper.as_ref().is_some_and(|keeper| !keeper.lives()) {
-                self.all_are_over(now);
-            }
+            self.look(now);
         }
         for _ in 0..TURN {
             let Some(index) = self.receive(now) else { break };
@@ -310,6 +305,22 @@ impl<P: Steered> Engine<P> {
             self.after(index, now);
         }
         busy
+    }
+
+    /// From here on [`Engine::turn`] makes no descriptor, however short, and whoever drives it
+    /// calls [`Engine::look`] in its place, now and then.
+    pub const fn look_apart(&mut self) {
+        self.look_at = Nanos::MAX;
+    }
+
+    /// Looks at the kernel's tables, and at the keeper.
+    pub fn look(&mut self, now: Nanos) {
+        if self.watch.as_mut().is_some_and(Watch::has_changed) {
+            self.follow(now);
+        }
+        if self.keeper.as_ref().is_some_and(|keeper| !keeper.lives()) {
+            self.all_are_over(now);
+        }
     }
 
     fn has_news(&mut self, index: u32) {

@@ -1,7 +1,7 @@
 //! netacc-utcp: live connections of the kernel's, taken over into user space and given back.
 //!
-//! **Nothing uses this crate yet**: no program is served by it, and the library does not contain
-//! it. `docs/design/utcp.md` says what it does, in which order, and what is missing.
+//! The engine of the path `utcp` of `netacc-core`, which is experimental. `docs/design/utcp.md`
+//! says what it does, in which order, and what is missing.
 //!
 //! - [`kernel`]: a socket, by `TCP_REPAIR`: what may be taken over, what the kernel says of it,
 //!   and how it goes on at other numbers;
