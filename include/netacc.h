@@ -37,6 +37,7 @@ extern "C" {
 #define NETACC_TCP 0
 #define NETACC_SHM 1
 #define NETACC_RDMA 2
+#define NETACC_UTCP 3
 
 /* Reasons; all others by their names: docs/manual/reasons.md. Their numbers never change. */
 #define NETACC_REASON_NONE 0        /* it is accelerated */

@@ -84,17 +84,20 @@ pub enum Path {
     Shm = 1,
     /// RDMA.
     Rdma = 2,
+    /// TCP in user space, to a peer that may be anybody.
+    Utcp = 3,
 }
 
 impl Path {
     /// Every path, by code.
-    pub const ALL: [Path; 3] = [Path::Tcp, Path::Shm, Path::Rdma];
-    /// `tcp`, `shm` or `rdma`.
+    pub const ALL: [Path; 4] = [Path::Tcp, Path::Shm, Path::Rdma, Path::Utcp];
+    /// `tcp`, `shm`, `rdma` or `utcp`.
     pub const fn name(self) -> &'static str {
         match self {
             Path::Tcp => "tcp",
             Path::Shm => "shm",
             Path::Rdma => "rdma",
+            Path::Utcp => "utcp",
         }
     }
     /// The path with that code.

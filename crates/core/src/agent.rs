@@ -119,6 +119,9 @@ pub(crate) trait Agent: Sync {
     fn in_child(&self, parent: u32);
     /// The child changes its user: what it has of its parent's is closed.
     fn give_up_inherited(&self) {}
+    /// The process is about to change its user, or a capability: what it may still do now it may
+    /// not be allowed to do later.
+    fn before_rights_change(&self) {}
 
     /// The process is about to end, or to become another program. Returns when the peers have what
     /// the path still owes them, or somebody goes on with that who outlives the program.

@@ -8,7 +8,7 @@
 
 use crate::channel::Channel;
 use crate::path::{Far, PathId};
-use crate::queues;
+use crate::{outside, queues};
 
 /// As [`Engines::poll`], for who waits for one connection.
 #[inline]
@@ -16,6 +16,7 @@ pub(crate) fn poll_for(channel: &Channel, slot: usize) {
     match channel.far {
         Far::Process => {}
         Far::Mirror(wire) => queues::progress_of(wire, slot),
+        Far::Tcp(device) => _ = device.drive(),
         #[cfg(test)]
         Far::Loop(_) => crate::path::tests::poll(),
     }
@@ -26,6 +27,7 @@ pub(crate) fn before_sleep_for(channel: &Channel, slot: usize) {
     match channel.far {
         Far::Process => {}
         Far::Mirror(wire) => queues::before_sleep_of(wire, slot),
+        Far::Tcp(device) => _ = device.drive(),
         #[cfg(test)]
         Far::Loop(_) => crate::path::tests::before_sleep(),
     }
@@ -37,6 +39,7 @@ pub(crate) struct Engines(u8);
 
 impl Engines {
     const RDMA: u8 = 1 << PathId::Rdma as u8;
+    const UTCP: u8 = 1 << PathId::Utcp as u8;
 
     /// Those that play the far ends of these channels.
     #[inline]
@@ -59,6 +62,9 @@ impl Engines {
         if self.0 & Self::RDMA != 0 {
             queues::progress();
         }
+        if self.0 & Self::UTCP != 0 {
+            outside::progress();
+        }
         #[cfg(test)]
         if self.0 & 1 << PathId::Loop as u8 != 0 {
             crate::path::tests::poll();
@@ -70,6 +76,9 @@ impl Engines {
     pub(crate) fn before_sleep(self) {
         if self.0 & Self::RDMA != 0 {
             queues::before_sleep();
+        }
+        if self.0 & Self::UTCP != 0 {
+            outside::before_sleep();
         }
         #[cfg(test)]
         if self.0 & 1 << PathId::Loop as u8 != 0 {

@@ -136,6 +136,22 @@ pub(crate) fn may_have_devices() -> bool {
     DEVICES.load(Relaxed) || NONE_AT.load(Relaxed) == 0
 }
 
+/// The calling thread's capabilities, those in effect; none where the kernel does not say. (A
+/// program's filter of calls may not know of capget.)
+pub(crate) fn capabilities() -> u64 {
+    let status = || sys::open(b"/proc/thread-self/status\0", libc::O_RDONLY | libc::O_CLOEXEC, 0);
+    let fd = numbers::make(status);
+    if fd < 0 {
+        return 0;
+    }
+    let mut text = [0u8; 4096];
+    let n = sys::read(fd, &mut text);
+    fd_words::close_internal(fd);
+    let text = text.get(..n.max(0) as usize).unwrap_or(&[]);
+    let of = text.split(|c| *c == b'\n').find_map(|line| line.strip_prefix(b"CapEff:\t"));
+    of.and_then(|hex| u64::from_str_radix(core::str::from_utf8(hex).ok()?, 16).ok()).unwrap_or(0)
+}
+
 #[cfg(test)]
 #[allow(clippy::unwrap_used, reason = "tests may fail loudly")]
 mod tests {

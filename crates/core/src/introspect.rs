@@ -222,7 +222,7 @@ mod tests {
         ];
         assert_eq!(at, [0, 4, 8, 12, 16, 20, 24, 56, 312]);
         for path in Path::ALL {
-            assert_eq!([Path::Tcp, Path::Shm, Path::Rdma][path as usize], path);
+            assert_eq!([Path::Tcp, Path::Shm, Path::Rdma, Path::Utcp][path as usize], path);
         }
         for reason in Reason::ALL {
             assert!(reason.name().len() < 32 && reason.explanation().len() < 256, "{reason:?}");

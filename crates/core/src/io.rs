@@ -74,6 +74,7 @@ pub(crate) use ends::carrier_is_drained;
 pub(crate) use file::{sendfile, splice};
 pub(crate) use held_back::{send_held, send_held_in_time};
 pub(crate) use leave::between_hosts::wake_leavers;
+pub(crate) use leave::outside::{Came, Went, enter_kernel, leave_kernel};
 pub(crate) use leave::serve::{
     PullBack, hear_carrier, leave_dead_channel, may_end, serve_pull_back, watch_carrier,
 };

@@ -142,6 +142,23 @@ fn close_but(kept: &[c_int]) {
     }
 }
 
+/// In a process that [`spawn`] has made, first of all: another program, which has nothing but the
+/// descriptor `given`, under the number `as_number`, and no environment. `path` ends with a zero,
+/// the arguments with a null pointer.
+pub(crate) fn become_program(
+    path: &[u8],
+    arguments: &[*const core::ffi::c_char],
+    (given, as_number): (c_int, c_int),
+) -> ! {
+    sys::detach();
+    // (Both signals and descriptors are this process's own; the memory is not.)
+    if given == as_number || sys::dup3(given, as_number, 0) >= 0 {
+        close_but(&[as_number]);
+        sys::execute(path, arguments);
+    }
+    sys::exit_process()
+}
+
 fn close_all(from: u32, to: u32) {
     if sys::close_range(from, to, 0) >= 0 {
         return;

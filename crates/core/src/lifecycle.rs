@@ -8,7 +8,7 @@ use crate::socket::{State, harmless};
 use crate::wait::looks;
 use crate::{
     adoption, agent, config, epoll, fast, host, io, io_uring, numbers, process, remote, rights,
-    service, sets, signals, socket, stats, sys, trace, unconnected, wait,
+    service, sets, signals, socket, stats, sys, trace, unconnected, utcp, wait,
 };
 use core::ffi::c_int;
 use core::sync::atomic::Ordering::{Relaxed, SeqCst};
@@ -26,8 +26,10 @@ pub(crate) fn init(env: &dyn Fn(&str) -> Option<&'static str>, next: NextSymbols
     config::init(env, |error| warn_log!("{error}"));
     agent::register(PathId::Shm, &service::AGENT);
     agent::register(PathId::Rdma, &remote::AGENT);
+    agent::register(PathId::Utcp, &utcp::AGENT);
     sets::register(&epoll::SETS);
     trace::set_bell(&socket::RANG);
+    utcp::init(env("LD_PRELOAD"));
     process::start(next);
     adoption::exec::start(env("LD_PRELOAD"));
 }

@@ -55,6 +55,20 @@ fn needs_kernel(level: c_int, name: c_int, value: i64) -> bool {
     }
 }
 
+/// Whether an option would be set on a carrier that is out of the kernel, where it would mean
+/// nothing, or be lost when that comes back.
+fn is_hidden(fd: c_int, level: c_int, name: c_int) -> bool {
+    let means_something = match level {
+        libc::SOL_SOCKET => matches!(name, libc::SO_KEEPALIVE | libc::SO_REUSEADDR),
+        libc::IPPROTO_TCP | libc::IPPROTO_IP | libc::IPPROTO_IPV6 => true,
+        _ => false,
+    };
+    means_something
+        && fd_table::socket(fd).is_some_and(|(s, _)| {
+            s.is(State::Attached) && s.channel().is_some_and(|c| c.far.hides_carrier())
+        })
+}
+
 /// Behind these the kernel does something with bytes that the application does not receive itself:
 /// none may be elsewhere.
 fn takes_bytes(level: c_int, name: c_int) -> bool {
@@ -134,7 +148,7 @@ pub(crate) unsafe fn setsockopt(
         on_same(fd, level, name, number as c_int);
         return 0;
     }
-    if needs_kernel(level, name, number) {
+    if needs_kernel(level, name, number) || is_hidden(fd, level, name) {
         match fd_table::decode(raw) {
             Entry::Internal => return -(libc::EBADF as Ret),
             Entry::Socket(s, g) if takes_bytes(level, name) => {

@@ -9,8 +9,10 @@
 //! `engines`, which polls, `lifecycle`, which registers its agent and has RDMA finish at the end of
 //! the process, and `candidates`, which knows whom a device may serve.
 
-use crate::wire::Wire;
-use crate::{process, rdma_thread};
+use crate::outside::{self, Outside};
+use crate::wire::{Wire, parting};
+use crate::{process, rdma_thread, sys};
+use core::ffi::c_int;
 use core::sync::atomic::Ordering::SeqCst;
 use netacc_control::stats::{Path, Reason};
 use netacc_proto::switchover::Delivery;
@@ -23,6 +25,7 @@ pub(crate) enum PathId {
     Tcp,
     Shm,
     Rdma,
+    Utcp,
     #[cfg(test)]
     Loop,
 }
@@ -75,6 +78,7 @@ impl PathId {
         PathId::Tcp,
         PathId::Shm,
         PathId::Rdma,
+        PathId::Utcp,
         #[cfg(test)]
         PathId::Loop,
     ];
@@ -102,6 +106,17 @@ impl PathId {
                 is_last: false,
                 lost: Reason::RdmaLost,
             },
+            // (Whose peer has no library: no path comes behind it.)
+            PathId::Utcp => Traits {
+                shown: Path::Utcp,
+                shared: false,
+                delivery: Delivery::Lossy,
+                polled: true,
+                back: Back::Agent,
+                children: Children::CallMaker,
+                is_last: true,
+                lost: Reason::UtcpGivenBack,
+            },
             #[cfg(test)]
             PathId::Loop => Traits {
                 shown: Path::Rdma,
@@ -122,6 +137,7 @@ impl PathId {
             Path::Tcp => PathId::Tcp,
             Path::Shm => PathId::Shm,
             Path::Rdma => PathId::Rdma,
+            Path::Utcp => PathId::Utcp,
         });
         #[cfg(test)]
         let configured = core::iter::once(PathId::Loop).chain(configured);
@@ -153,6 +169,8 @@ impl PathId {
         match self {
             PathId::Tcp | PathId::Shm => forks == process::forks(),
             PathId::Rdma => rdma_thread::can_be_called(forks),
+            // (A child that has it could end what the kernel has of it.)
+            PathId::Utcp => forks == process::forks(),
             #[cfg(test)]
             PathId::Loop => true,
         }
@@ -163,6 +181,7 @@ impl PathId {
     pub(crate) fn call_maker(self, maker: u32) {
         match self {
             PathId::Rdma => rdma_thread::call_back(maker),
+            PathId::Utcp => outside::call_back(),
             PathId::Tcp | PathId::Shm => {}
             #[cfg(test)]
             PathId::Loop => {}
@@ -173,7 +192,7 @@ impl PathId {
     pub(crate) fn maker_lives(self, maker: u32) -> bool {
         match self {
             PathId::Rdma => rdma_thread::lives(maker),
-            PathId::Tcp | PathId::Shm => process::lives(maker),
+            PathId::Tcp | PathId::Shm | PathId::Utcp => process::lives(maker),
             #[cfg(test)]
             PathId::Loop => process::lives(maker),
         }
@@ -192,6 +211,8 @@ pub(crate) enum Far {
     Process,
     /// The engine of RDMA: the channel mirrors the peer's.
     Mirror(&'static Wire),
+    /// TCP in user space: the peer is anybody.
+    Tcp(&'static Outside),
     #[cfg(test)]
     Loop(&'static tests::Engine),
 }
@@ -202,6 +223,7 @@ impl Far {
         match self {
             Far::Process => PathId::Shm,
             Far::Mirror(_) => PathId::Rdma,
+            Far::Tcp(_) => PathId::Utcp,
             #[cfg(test)]
             Far::Loop(_) => PathId::Loop,
         }
@@ -218,6 +240,7 @@ impl Far {
         match self {
             Far::Process => {}
             Far::Mirror(wire) => wire.kick(slot),
+            Far::Tcp(device) => device.kick(slot),
             #[cfg(test)]
             Far::Loop(engine) => engine.kick(slot),
         }
@@ -230,6 +253,7 @@ impl Far {
         match self {
             Far::Process => {}
             Far::Mirror(wire) => wire.consumed(slot, head),
+            Far::Tcp(device) => device.consumed(slot),
             #[cfg(test)]
             Far::Loop(engine) => engine.kick(slot),
         }
@@ -241,6 +265,7 @@ impl Far {
         match self {
             Far::Process => {}
             Far::Mirror(wire) => wire.words_changed(slot),
+            Far::Tcp(device) => device.words_changed(slot),
             #[cfg(test)]
             Far::Loop(engine) => engine.kick(slot),
         }
@@ -252,6 +277,7 @@ impl Far {
         match self {
             Far::Process => None,
             Far::Mirror(wire) => Some(wire.slot(slot).seen_epoch.load(SeqCst)),
+            Far::Tcp(device) => Some(device.seat(slot).seen_epoch.load(SeqCst)),
             #[cfg(test)]
             Far::Loop(engine) => Some(engine.seen_epoch(slot)),
         }
@@ -263,6 +289,7 @@ impl Far {
         match self {
             Far::Process => {}
             Far::Mirror(wire) => wire.demote(slot, why, again),
+            Far::Tcp(device) => device.demote(slot, why),
             #[cfg(test)]
             Far::Loop(engine) => engine.demote(slot, why, again),
         }
@@ -273,8 +300,35 @@ impl Far {
         match self {
             Far::Process => false,
             Far::Mirror(wire) => wire.is_gone(slot),
+            Far::Tcp(device) => device.seat(slot).leave.load(SeqCst) & parting::GONE != 0,
             #[cfg(test)]
             Far::Loop(_) => false,
+        }
+    }
+
+    /// What of `said`, which poll said of a slot's carrier `fd`, is the connection's. (Of a carrier
+    /// that is out of the kernel nothing is, and on its way it is disconnected for a moment.)
+    pub(crate) fn of_carrier(self, slot: usize, fd: c_int, said: i16) -> i16 {
+        let Far::Tcp(device) = self else { return said };
+        let moves = &device.seat(slot).moves;
+        let before = moves.load(SeqCst);
+        if said == 0 || before & 1 != 0 {
+            return 0;
+        }
+        let now = sys::poll_now(fd, said);
+        if moves.load(SeqCst) == before { said & now } else { 0 }
+    }
+
+    /// The carrier may be out of the kernel: an option that is set there is not the connection's.
+    pub(crate) fn hides_carrier(self) -> bool {
+        matches!(self, Far::Tcp(_))
+    }
+
+    /// What wakes who sleeps for news that nobody announces: a descriptor, or -1.
+    pub(crate) fn packets(self) -> c_int {
+        match self {
+            Far::Tcp(device) => device.packets,
+            _ => -1,
         }
     }
 

@@ -45,6 +45,9 @@ pub(crate) fn before_change() {
     // What peers were told, they were told as that user.
     agent::forget_told();
     fast::forget_prepared();
+    if process::started() && !process::may_be_vfork_child() {
+        agent::each(|agent| agent.before_rights_change());
+    }
     if HAS.load(Relaxed) {
         give_up();
     }

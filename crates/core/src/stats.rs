@@ -228,6 +228,7 @@ pub(crate) fn add_bytes(r: &ConnRecord) {
         (Counter::TcpBytesTx, Counter::TcpBytesRx, Path::Tcp),
         (Counter::ShmBytesTx, Counter::ShmBytesRx, Path::Shm),
         (Counter::RdmaBytesTx, Counter::RdmaBytesRx, Path::Rdma),
+        (Counter::UtcpBytesTx, Counter::UtcpBytesRx, Path::Utcp),
     ] {
         for (counter, n) in [(tx, of(&r.tx_bytes, path)), (rx, of(&r.rx_bytes, path))] {
             if n != 0 {

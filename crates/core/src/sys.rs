@@ -19,8 +19,8 @@ pub(crate) use memory::{
     memfd_create, move_over, punch, unmap,
 };
 pub(crate) use process::{
-    await_input, clone, detach, exit_process, is_memory_shared, is_time_shared, pipe, poll_blocked,
-    reap, signal_fd, thread_pointer, unmap_foreign,
+    await_input, clone, detach, execute, exit_process, is_memory_shared, is_time_shared, pipe,
+    poll_blocked, reap, signal_fd, thread_pointer, unmap_foreign,
 };
 
 /// One system call with up to six arguments.

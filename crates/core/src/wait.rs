@@ -48,6 +48,14 @@ fn listen(set: i32, doorbell: i32, data: u64) -> bool {
     r >= 0 || r == -(libc::EEXIST as isize)
 }
 
+/// As [`listen`], to packets that come and that nobody has taken.
+fn hear_packets(set: i32, packets: i32, data: u64) -> bool {
+    let mut ev = epoll_event { events: (libc::EPOLLIN | libc::EPOLLET) as u32, u64: data };
+    // SAFETY: one valid event.
+    let r = unsafe { sys::epoll_ctl(set, libc::EPOLL_CTL_ADD, packets, &mut ev) };
+    r >= 0 || r == -(libc::EEXIST as isize)
+}
+
 fn claim(range: core::ops::Range<usize>) -> Option<usize> {
     let base = range.start;
     let free = |p: &Place| {
@@ -116,9 +124,11 @@ pub(crate) fn silence(place: usize) {
 
 /// Takes the doorbells of an epoll instance's place out of its kernel set.
 pub(crate) fn leave_set(place: usize, set: i32, channels: &[&'static Channel]) {
-    let own = POOL.get(place).map(|p| &p.own);
-    for word in own.into_iter().chain(channels.iter().filter_map(|c| c.own_doorbells.get(place))) {
-        let fd = word.load(Acquire);
+    let own = POOL.get(place).map_or(-1, |p| p.own.load(Acquire));
+    let doorbells = channels.iter().filter_map(|c| c.own_doorbells.get(place));
+    let doorbells = doorbells.map(|word| word.load(Acquire));
+    let packets = channels.iter().map(|c| c.far.packets());
+    for fd in core::iter::once(own).chain(doorbells).chain(packets) {
         if fd >= 0 {
             let mut ev = epoll_event { events: 0, u64: 0 };
             // SAFETY: one valid event.
@@ -155,6 +165,10 @@ pub(crate) fn wake_own(place: usize) {
 /// heard in `set` (with `data`).
 pub(crate) fn introduce(channel: &Channel, place: usize, set: i32, data: u64) -> bool {
     let Some(word) = channel.own_doorbells.get(place) else { return false };
+    let packets = channel.far.packets();
+    if packets >= 0 && !hear_packets(set, packets, data) {
+        return false;
+    }
     let known = word.load(Acquire);
     if known >= 0 {
         // A thread's set has it since it was made; an epoll instance may be the place's next. (Of a

@@ -170,6 +170,8 @@ fn sockets_json(process: &Process, view: &View<'_>) -> Vec<Value> {
             "rx_shm_bytes": bytes(&connection.rx_bytes, Path::Shm),
             "tx_rdma_bytes": bytes(&connection.tx_bytes, Path::Rdma),
             "rx_rdma_bytes": bytes(&connection.rx_bytes, Path::Rdma),
+            "tx_utcp_bytes": bytes(&connection.tx_bytes, Path::Utcp),
+            "rx_utcp_bytes": bytes(&connection.rx_bytes, Path::Utcp),
             "tx_messages": connection.tx_messages,
             "rx_messages": connection.rx_messages,
             "tx_ring_used": connection.tx_ring().map(|(used, _)| used),
@@ -540,7 +542,7 @@ pub fn processes_text(found: &[Found]) -> String {
             }
         };
         let header = &process.header;
-        let [tcp, shm, rdma] = Path::ALL
+        let [tcp, shm, rdma, _utcp] = Path::ALL
             .map(|path| header.open_by_path.get(path as usize).copied().unwrap_or(0).to_string());
         table.row([
             process.pid.to_string(),

@@ -24,10 +24,10 @@ pub struct Paths {
 
 impl Paths {
     /// The paths that a list may name.
-    pub const CHOICES: [Path; Paths::MAX] = [Path::Shm, Path::Rdma];
+    pub const CHOICES: [Path; Paths::MAX] = [Path::Shm, Path::Rdma, Path::Utcp];
     /// None: every connection stays on TCP.
     pub const TCP: Paths = Paths { order: [None; Paths::MAX] };
-    const MAX: usize = 2;
+    const MAX: usize = 3;
 
     /// Parses a list. The error says what is wrong with it.
     pub fn parse(text: &str) -> Result<Paths, &'static str> {
@@ -60,7 +60,7 @@ impl Paths {
 
     /// The preferred path; `None`: every connection stays on TCP.
     pub const fn first(self) -> Option<Path> {
-        let [first, _] = self.order;
+        let [first, ..] = self.order;
         first
     }
 
@@ -77,7 +77,7 @@ impl Paths {
     /// Those of them that are among `others`, in this order.
     pub fn within(self, others: Paths) -> Paths {
         let mut kept = self.iter().filter(|path| others.contains(*path));
-        Paths { order: [kept.next(), kept.next()] }
+        Paths { order: core::array::from_fn(|_| kept.next()) }
     }
 
     /// Whether no path is faster than TCP.
@@ -89,7 +89,7 @@ impl Paths {
 impl Default for Paths {
     /// `shm,rdma`.
     fn default() -> Paths {
-        Paths { order: Paths::CHOICES.map(Some) }
+        Paths { order: [Some(Path::Shm), Some(Path::Rdma), None] }
     }
 }
 
@@ -114,17 +114,19 @@ mod tests {
     #[test]
     fn the_order_is_kept() {
         for (text, first, order) in [
-            ("shm,rdma", Some(Path::Shm), [Some(Path::Shm), Some(Path::Rdma)]),
-            ("rdma,shm", Some(Path::Rdma), [Some(Path::Rdma), Some(Path::Shm)]),
-            ("shm", Some(Path::Shm), [Some(Path::Shm), None]),
-            ("rdma", Some(Path::Rdma), [Some(Path::Rdma), None]),
-            ("tcp", None, [None, None]),
+            ("shm,rdma", Some(Path::Shm), vec![Path::Shm, Path::Rdma]),
+            ("rdma,shm", Some(Path::Rdma), vec![Path::Rdma, Path::Shm]),
+            ("shm,rdma,utcp", Some(Path::Shm), vec![Path::Shm, Path::Rdma, Path::Utcp]),
+            ("utcp", Some(Path::Utcp), vec![Path::Utcp]),
+            ("shm", Some(Path::Shm), vec![Path::Shm]),
+            ("rdma", Some(Path::Rdma), vec![Path::Rdma]),
+            ("tcp", None, vec![]),
         ] {
             let paths = Paths::parse(text).unwrap();
             assert_eq!(paths.first(), first, "{text}");
-            assert!(paths.iter().eq(order.into_iter().flatten()), "{text}");
+            assert!(paths.iter().eq(order.iter().copied()), "{text}");
             for path in Path::ALL {
-                assert_eq!(paths.contains(path), order.contains(&Some(path)), "{text}");
+                assert_eq!(paths.contains(path), order.contains(&path), "{text}");
             }
             assert_eq!(paths.is_empty(), text == "tcp");
             assert_eq!(paths.to_string(), text);

@@ -272,7 +272,7 @@ settings! {
         "Seconds for which a process netacc-keeper may outlive a program that has ended with bytes under way over RDMA to a peer that does not answer; then they are lost, and the connection is reset. It ends when all is handed over, mostly at once. 0: there is none, and a program that ends waits itself, 2 s at most.";
     Paths "NACC_PATHS" = "shm,rdma", Kind::Paths, Some(Cli::Word("paths")), EVERYWHERE, RESTART,
         "paths that connections may take, the preferred one first",
-        "Paths that connections may take, the preferred one first: each takes the first one that both of its ends can use. shm (shared memory) serves connections within one host, rdma those whose addresses belong to RDMA devices, never 127.0.0.0/8 or ::1. rdma alone or rdma,shm lets connections within one host go over RDMA. tcp accelerates nothing.";
+        "Paths that connections may take, the preferred one first: each takes the first one that both of its ends can use. shm (shared memory) serves connections within one host, rdma those whose addresses belong to RDMA devices, never 127.0.0.0/8 or ::1. rdma alone or rdma,shm lets connections within one host go over RDMA. utcp (TCP in user space: experimental, needs privileges, docs/manual/utcp.md) serves connections of which only this end has the library, and is last where others are named. tcp accelerates nothing.";
     IoUring "NACC_IO_URING" = "1", number(0, 2), Some(Cli::Word("io-uring")), EVERYWHERE, RESTART,
         "what becomes of a program's io_uring",
         "What becomes of an io_uring that a program makes through libc's syscall, as libuv (Node) does for its epoll sets, or by liburing, where that is a shared library. 1 follows it: changes of epoll sets are carried out by the library, and a connection that the ring itself reads, writes or polls goes back to TCP, alone; a ring that cannot be followed (SQPOLL, registered files; not liburing's) takes all connections of the process back to TCP. 0 refuses it: the program finds a kernel without io_uring, and most then do without. 2 takes all connections of the process back to TCP. Rings made by a liburing that is linked in are not seen.";
@@ -327,7 +327,8 @@ impl Kind {
                 "CPU numbers such as 0, 1-3 or 1,3,4, at most 8191, or empty".to_string()
             }
             Kind::Paths => {
-                "shm and rdma, separated by a comma, each at most once, or tcp alone".to_string()
+                "shm, rdma and utcp, separated by a comma, each at most once, or tcp alone"
+                    .to_string()
             }
         }
     }

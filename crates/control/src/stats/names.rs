@@ -78,6 +78,11 @@ counters! {
     LooksLost "looks_lost" "Waits in which such looks were in vain and the thread slept after all.";
     MessagesTx "messages_tx" "Calls in which connections which have ended have sent something, of those that the library follows.";
     MessagesRx "messages_rx" "Calls in which connections which have ended have received something, of those that the library follows.";
+    UtcpBytesTx "utcp_bytes_tx" "Bytes that connections which have ended sent by TCP in user space.";
+    UtcpBytesRx "utcp_bytes_rx" "Bytes that connections which have ended received by TCP in user space.";
+    UtcpTakenOut "utcp_taken_out" "Connections that were taken out of the kernel (utcp).";
+    UtcpGivenBack "utcp_given_back" "Connections that were given back to the kernel (utcp).";
+    UtcpLost "utcp_lost" "Connections that the kernel would not have back, and that were reset (utcp).";
 }
 
 /// Number of counters.
@@ -207,6 +212,16 @@ reasons! {
         "Change the rule, if that was not meant: netacc doctor with the number of the process names it.";
     ConfigUnreadable "config-unreadable" "The library could not read netacc.conf, which may have a rule that keeps the connection on TCP.",
         "Let the program's user read the file; the log names it and the error. Where the process had no descriptor left (errno 24): a higher limit. Where there is to be no file: take it away. Then start the program again.";
+    UtcpNoPrivilege "utcp-no-privilege" "The process may not take connections out of the kernel: it needs the capabilities CAP_NET_ADMIN, CAP_NET_RAW and CAP_BPF in its network namespace.",
+        "Give them to it, and start it again: AmbientCapabilities=CAP_NET_ADMIN CAP_NET_RAW CAP_BPF in its systemd unit; --cap-add of each for a container; as root it has them. The log names those that are missing.";
+    UtcpNoSupport "utcp-no-support" "The kernel cannot steer packets past its TCP (that needs tcx, of Linux 6.6), or the keeper, the program netacc, could not be started.",
+        "See the log; then run Linux 6.6 or later, and install netacc beside its library.";
+    UtcpNoRoute "utcp-no-route" "The peer cannot be reached by TCP in user space: it is behind a device that is no Ethernet or is down, its next hop is not known, or this process has connections on four other devices.",
+        "Look at ip route get PEER from ADDRESS, and ip neigh.";
+    UtcpUnfit "utcp-unfit" "The connection cannot leave the kernel: something has happened on it (an end, urgent data), its SYN has options that cannot be kept (ECN, no SACK), another layer is above it (kernel TLS, MPTCP), or this network namespace tracks connections.",
+        "None needed; the connection is correct, at TCP's speed. docs/manual/utcp.md says what can be taken out.";
+    UtcpGivenBack "utcp-given-back" "The connection was out of the kernel and is back: one of its ends closes it, its packets go another way, the device does not take them, or its peer did something that only the kernel answers.",
+        "None needed; the connection is correct, at TCP's speed.";
 }
 
 /// Number of reasons.
@@ -236,6 +251,7 @@ impl Counter {
             Path::Tcp => Counter::TcpBytesTx,
             Path::Shm => Counter::ShmBytesTx,
             Path::Rdma => Counter::RdmaBytesTx,
+            Path::Utcp => Counter::UtcpBytesTx,
         }
     }
 
@@ -245,6 +261,7 @@ impl Counter {
             Path::Tcp => Counter::TcpBytesRx,
             Path::Shm => Counter::ShmBytesRx,
             Path::Rdma => Counter::RdmaBytesRx,
+            Path::Utcp => Counter::UtcpBytesRx,
         }
     }
 }

@@ -147,7 +147,11 @@ fn ask_carrier(item: &mut Item, sends: bool) -> u32 {
         return IN | OUT | libc::EPOLLRDHUP as u32;
     }
     let asked = libc::POLLIN | libc::POLLOUT | libc::POLLRDHUP | libc::POLLPRI;
-    let mut ev = io::settled(item.fd, asked, sys::poll_now(item.fd, asked)) as u32;
+    let mut said = io::settled(item.fd, asked, sys::poll_now(item.fd, asked));
+    if let Some(channel) = item.socket.channel() {
+        said = channel.far.of_carrier(item.socket.slot.load(Relaxed) as usize, item.fd, said);
+    }
+    let mut ev = said as u32;
     if ev & (libc::EPOLLRDHUP | libc::EPOLLHUP) as u32 != 0
         && io::is_reset_now(item.socket, item.generation, item.fd)
     {

@@ -3,7 +3,7 @@
 use super::hand_back::hand_back;
 use super::ready::{evaluate, evaluate_edge};
 use super::{
-    DOORBELL, ENDS, ET, Epoll, IN, Inner, KERNEL, LISTENERS, ONESHOT, OUT, TURNS, come_in, untag,
+    DOORBELL, ENDS, ET, Epoll, IN, Inner, Item, KERNEL, LISTENERS, ONESHOT, OUT, TURNS, come_in, untag,
 };
 use crate::lock::Guard;
 use crate::outcome::{Mask, Ret};
@@ -283,9 +283,19 @@ pub(super) fn sort(
     }
 }
 
+/// What of an event with an end is the connection's.
+#[cold]
+fn of_carrier(item: &Item, bits: u32) -> u32 {
+    let Some(channel) = item.socket.channel() else { return bits };
+    let slot = item.socket.slot.load(Relaxed) as usize;
+    let said = channel.far.of_carrier(slot, item.fd, bits as u16 as i16);
+    bits & !0xffff | u32::from(said as u16)
+}
+
 /// Whether an event of the kernel's for an item is a reason to look at it.
 pub(super) fn is_news(inner: &mut Inner, index: u32, bits: u32) -> bool {
     let Some(item) = inner.item(index) else { return false };
+    let bits = if bits & ENDS == 0 { bits } else { of_carrier(item, bits) };
     let end = bits & ENDS;
     let known = end & !item.ended == 0;
     item.ended |= end;

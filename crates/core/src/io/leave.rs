@@ -25,6 +25,7 @@ use netacc_proto::switchover::{
 
 pub(crate) mod between_hosts;
 mod halves;
+pub(crate) mod outside;
 pub(crate) mod serve;
 pub(crate) mod step;
 

@@ -83,6 +83,7 @@ impl Want {
     /// The carrier's answer, of its descriptor `fd`, in the application's terms.
     pub(super) fn translate(&self, fd: c_int, mut revents: i16, events: i16) -> i16 {
         revents = io::settled(fd, events | libc::POLLRDHUP, revents);
+        revents = self.channel.far.of_carrier(self.slot, fd, revents);
         if revents & (libc::POLLRDHUP | libc::POLLHUP) != 0
             && io::is_reset_now(self.socket, self.generation, fd)
         {

@@ -6,7 +6,7 @@ use super::net::{self, Net};
 use super::shares::Source;
 use super::{Remote, devices, leave};
 use crate::log::warn_of_peer;
-use crate::{config, fd_table, numbers, stats, sys};
+use crate::{config, host, stats, sys};
 use core::ptr::NonNull;
 use netacc_control::config::Config;
 use netacc_control::stats::{Counter, Reason};
@@ -263,23 +263,7 @@ impl Remote {
 /// for nothing, as in a user namespace, registering fails beyond the limit.)
 pub(super) fn may_lock_all() -> bool {
     const CAP_IPC_LOCK: u32 = 14;
-    sys::geteuid() == 0 || capabilities() >> CAP_IPC_LOCK & 1 != 0
-}
-
-/// This thread's, those in effect; none where the kernel does not say. (A program's filter of calls
-/// may not know of capget.)
-fn capabilities() -> u64 {
-    let status = || sys::open(b"/proc/thread-self/status\0", libc::O_RDONLY | libc::O_CLOEXEC, 0);
-    let fd = numbers::make(status);
-    if fd < 0 {
-        return 0;
-    }
-    let mut text = [0u8; 4096];
-    let n = sys::read(fd, &mut text);
-    fd_table::close_internal(fd);
-    let text = text.get(..n.max(0) as usize).unwrap_or(&[]);
-    let of = text.split(|c| *c == b'\n').find_map(|line| line.strip_prefix(b"CapEff:\t"));
-    of.and_then(|hex| u64::from_str_radix(core::str::from_utf8(hex).ok()?, 16).ok()).unwrap_or(0)
+    sys::geteuid() == 0 || host::capabilities() >> CAP_IPC_LOCK & 1 != 0
 }
 
 /// So many bytes more, which are mapped and registered for it.
@@ -347,7 +331,7 @@ mod tests {
                         0
                     );
                 }
-                (capabilities(), may_lock_all())
+                (host::capabilities(), may_lock_all())
             };
             std::thread::spawn(drops).join().unwrap()
         };

@@ -13,6 +13,7 @@ pub mod run;
 pub mod ss;
 pub mod top;
 pub mod trace;
+mod utcp_keeper;
 
 use crate::options;
 use clap::{ArgMatches, Command, FromArgMatches, Subcommand};
@@ -28,6 +29,9 @@ const STATUS_USAGE: c_int = 2;
 
 /// `netacc SUBCOMMAND …`; the exit status.
 pub fn netacc() -> c_int {
+    if utcp_keeper::is_asked_for() {
+        return utcp_keeper::main();
+    }
     let matches = match parse("netacc", netacc_command()) {
         Ok(matches) => matches,
         Err(status) => return status,

@@ -10,9 +10,10 @@ use core::ffi::c_int;
 use libc::pollfd;
 
 /// The names of the library's threads.
-const OWN_THREADS: [&[u8]; 9] = [
+const OWN_THREADS: [&[u8]; 10] = [
     b"netacc",
     b"netacc-rdma",
+    b"netacc-utcp",
     b"netacc-io",
     b"netacc-connect",
     b"netacc-look",

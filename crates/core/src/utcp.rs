@@ -1,0 +1,470 @@
+//! TCP in user space: connections are taken out of the kernel, and given back
+//! (`docs/design/utcp.md`).
+//!
+//! One thread ("netacc-utcp", every signal blocked) owns everything here but the data path, which
+//! is [`crate::outside`]: it opens devices, has their keepers started, takes connections out and
+//! gives them back, and drives the engines while nobody else does. It is started by the first
+//! connection that could be served. Application threads leave word in an inbox, or mark a slot, and
+//! wake it.
+//!
+//! - `seats`: the connections of a device, and what the thread does with each;
+//! - `devices`: devices, their channels and keepers.
+
+mod devices;
+mod seats;
+
+use crate::agent::{self, Agent, Ending, Noted, Used};
+use crate::candidates::{NOTED_AFTER, is_on_this_host};
+use crate::channel::Channel;
+use crate::lock::Mutex;
+use crate::outside::{self, ASLEEP, BELL, CHILD, LEAVING, RUNNING, WOKEN, is_running, wake};
+use crate::path::PathId;
+use crate::socket::{Socket, State, flag, offered};
+use crate::{fd_table, host, numbers, policy, process, sys, thread};
+use alloc::vec::Vec;
+use core::ffi::{c_int, c_void};
+use core::sync::atomic::{AtomicI32, AtomicU32, AtomicU64, Ordering::*};
+use libc::pollfd;
+use netacc_control::stats::Reason;
+use netacc_packet::route::NoRoute;
+use netacc_packet::sys::Numbers;
+use netacc_proto::rendezvous::Tuple;
+use seats::Owned;
+
+/// What application threads ask of the thread.
+enum Ask {
+    /// This socket is used: with its generation, and what it asks of its packets.
+    Note(&'static Socket, u32, u32),
+    /// Our end of a slot is no longer used.
+    Released(&'static Channel, usize),
+}
+
+static INBOX: Mutex<Vec<Ask>> = Mutex::new(Vec::new());
+/// The process in which it could not be started.
+static FAILED: AtomicU32 = AtomicU32::new(0);
+static STARTING: Mutex<()> = Mutex::new(());
+/// Until then no connection leaves the kernel: the process changes its user.
+static PAUSED_UNTIL: AtomicU64 = AtomicU64::new(0);
+/// How many threads fork: meanwhile none leaves either.
+static FORKING: AtomicU32 = AtomicU32::new(0);
+
+/// A fork, or a change of user, waits for no longer than this for connections to go back.
+const BACK_NS: u64 = 1_000_000_000;
+/// While somebody drives the engines the thread looks so often whether that is still so.
+const LOOK_NS: u64 = 5_000_000;
+/// Whoever is woken with it by packets has so long to take them.
+const YIELD_NS: i64 = 1_000_000;
+/// A device that cannot be used is tried again after so long.
+const REFUSED_NS: u64 = 10_000_000_000;
+/// The keepers, and the kernel's tables if nothing is heard of them, are looked at so often while
+/// there is traffic.
+const TABLES_NS: u64 = 500_000_000;
+
+/// `preloaded`: LD_PRELOAD.
+pub(crate) fn init(preloaded: Option<&'static str>) {
+    if let Some(text) = preloaded {
+        devices::note_preloaded(text);
+    }
+}
+
+fn ask(what: Ask) -> bool {
+    if !ensure_started() {
+        return false;
+    }
+    let signals = sys::hold_signals();
+    let mut inbox = INBOX.lock();
+    let room = inbox.try_reserve(1).is_ok();
+    if room {
+        inbox.push(what);
+    }
+    drop(inbox);
+    sys::restore_signals(signals);
+    wake();
+    room
+}
+
+fn ensure_started() -> bool {
+    crate::heap::plenty() && (is_running() || start())
+}
+
+#[cold]
+#[inline(never)]
+fn start() -> bool {
+    let signals = sys::hold_signals();
+    let started = {
+        let _one = STARTING.lock();
+        let me = process::id();
+        is_running() || (FAILED.load(Relaxed) != me && start_now(me))
+    };
+    sys::restore_signals(signals);
+    if started {
+        agent::of(PathId::Shm).take_requests();
+    }
+    started
+}
+
+fn start_now(me: u32) -> bool {
+    FAILED.store(me, Relaxed);
+    netacc_packet::sys::keep_numbers(&NUMBERS);
+    let bell = numbers::make(|| sys::eventfd(0, libc::EFD_CLOEXEC | libc::EFD_NONBLOCK));
+    if bell < 0 {
+        return false;
+    }
+    WOKEN.store(false, SeqCst);
+    BELL.store(bell, SeqCst);
+    FAILED.store(0, Relaxed);
+    RUNNING.store(me, Release);
+    if thread::spawn(run, core::ptr::null_mut()) {
+        return true;
+    }
+    RUNNING.store(0, Release);
+    FAILED.store(me, Relaxed);
+    BELL.store(-1, Release);
+    fd_table::close_internal(bell);
+    false
+}
+
+extern "C" fn run(_: *mut c_void) -> *mut c_void {
+    sys::block_all_signals();
+    sys::name_thread(b"netacc-utcp\0");
+    let mut all = All { devices: Vec::new(), refused: Vec::new(), visits: 0, tables_at: 0 };
+    while all.turn() {}
+    RUNNING.store(0, Release);
+    FAILED.store(process::id(), Relaxed);
+    core::mem::forget(all);
+    core::ptr::null_mut()
+}
+
+// ---- descriptors --------------------------------------------------------------------------------
+
+/// Those that the engines have, of which a forked child has copies.
+static OWN: [AtomicI32; 8192] = [const { AtomicI32::new(-1) }; 8192];
+
+static NUMBERS: Numbers = Numbers { adopt, close };
+
+/// (What makes one does so inside of [`numbers::exclusively`].)
+fn adopt(fd: c_int) -> c_int {
+    let own = numbers::adopt(fd);
+    if own >= 0 {
+        let _ = OWN.iter().any(|at| at.compare_exchange(-1, own, AcqRel, Relaxed).is_ok());
+    }
+    own
+}
+
+fn close(fd: c_int) {
+    let _ = OWN.iter().any(|at| at.compare_exchange(fd, -1, AcqRel, Relaxed).is_ok());
+    fd_table::close_internal(fd);
+}
+
+// ---- what the rest of the core calls ------------------------------------------------------------
+
+/// The capabilities that are needed, and what is known of this process's: nothing (0), that it has
+/// them, or that it has not.
+const NEEDED: [(u32, &str); 3] = [(12, "CAP_NET_ADMIN"), (13, "CAP_NET_RAW"), (39, "CAP_BPF")];
+static ALLOWED: AtomicU32 = AtomicU32::new(0);
+const YES: u32 = 1;
+const NO: u32 = 2;
+
+fn is_allowed() -> bool {
+    if ALLOWED.load(Relaxed) == 0 {
+        let has = host::capabilities();
+        let mut missing = NEEDED.iter().filter(|(bit, _)| has >> bit & 1 == 0);
+        let first = missing.next();
+        ALLOWED.store(if first.is_none() { YES } else { NO }, Relaxed);
+        if let Some((_, name)) = first {
+            let [second, third] = [missing.next(), missing.next()].map(|m| m.map_or("", |m| m.1));
+            crate::log::warn_log!(
+                "utcp: connections stay on TCP, because this process lacks {name} {second} {third}: see docs/manual/utcp.md"
+            );
+        }
+    }
+    ALLOWED.load(Relaxed) == YES
+}
+
+/// The agent of connections that may leave the kernel.
+struct UserSpace;
+pub(crate) static AGENT: &dyn Agent = &UserSpace;
+
+impl Agent for UserSpace {
+    fn serves(&self, tuple: &Tuple) -> Result<(), Reason> {
+        if is_on_this_host(tuple) {
+            return Err(Reason::UtcpNoRoute);
+        }
+        if is_allowed() { Ok(()) } else { Err(Reason::UtcpNoPrivilege) }
+    }
+    fn used(&self, s: &'static Socket, call: &Used) -> Noted {
+        if call.calls < NOTED_AFTER || s.has(flag::NOTED) {
+            return Noted::No;
+        }
+        let asked = match policy::of(call.fd, s.tuple().local().ip()) {
+            Ok(asked) if asked.interface == 0 => asked.key(),
+            Ok(_) => return Noted::Never(Reason::KernelPolicy),
+            Err(why) => return Noted::Never(why),
+        };
+        s.asked.store(asked, Relaxed);
+        s.raise(flag::NOTED);
+        s.start(Reason::Negotiating);
+        if ask(Ask::Note(s, s.generation.load(Acquire), asked)) {
+            Noted::Now
+        } else {
+            Noted::Never(Reason::NoMemory)
+        }
+    }
+    fn forget(&self, s: &'static Socket) {
+        if s.is_inherited() || !s.offered.is_made() {
+            return;
+        }
+        // SAFETY: complete since `offered` was set; not written again.
+        let offer = unsafe { *s.offer.get() };
+        // SAFETY: channels of this path live for ever, those of others as long as an offer of them.
+        let channel = unsafe { &*offer.channel };
+        if channel.far.id() == PathId::Utcp && s.offered.happens(offered::Event::Taken) {
+            self.released(channel, offer.slot as usize);
+        }
+    }
+    fn listener_closed(&self) {}
+    fn released(&self, channel: &'static Channel, slot: usize) {
+        // Without room in the inbox the slot is lost, and the connection goes back all the same.
+        if !ask(Ask::Released(channel, slot)) {
+            channel.far.demote(slot, Reason::NoMemory, false);
+        }
+    }
+    fn before_fork(&self) {
+        if is_running() {
+            FORKING.fetch_add(1, SeqCst);
+            all_back(Reason::InheritedByFork);
+        }
+    }
+    fn after_fork(&self) {
+        if is_running() && FORKING.load(SeqCst) > 0 {
+            FORKING.fetch_sub(1, SeqCst);
+        }
+    }
+    fn in_child(&self, _parent: u32) {
+        FORKING.store(0, Relaxed);
+        for at in &OWN {
+            let fd = at.swap(-1, AcqRel);
+            if fd >= 0 {
+                fd_table::close_internal(fd);
+            }
+        }
+        core::mem::forget(core::mem::take(&mut *INBOX.lock()));
+        drop(STARTING.lock());
+        FAILED.store(0, Relaxed);
+        outside::after_fork_in_child();
+    }
+    fn before_rights_change(&self) {
+        if is_running() {
+            PAUSED_UNTIL.store(sys::now_ns().saturating_add(BACK_NS), SeqCst);
+            all_back(Reason::UtcpNoPrivilege);
+        }
+        ALLOWED.store(0, Relaxed);
+    }
+    fn finish(&self, ending: Ending) {
+        if is_running() {
+            await_back(ending.limit_ns);
+        }
+    }
+}
+
+/// Whether connections may leave the kernel at this moment. Under a device's turn: who sets what is
+/// asked here takes the turn afterwards, and finds those that have left before.
+fn may_leave() -> bool {
+    FORKING.load(SeqCst) == 0 && sys::now_ns() >= PAUSED_UNTIL.load(SeqCst)
+}
+
+/// All connections go back to the kernel, for good. By any thread that holds no end's lock.
+fn all_back(why: Reason) {
+    for device in outside::devices() {
+        drop(device.take_turn());
+        device.each_live(|slot| device.demote(slot, why));
+    }
+    await_back(BACK_NS);
+}
+
+fn await_back(limit_ns: u64) {
+    let until = sys::now_ns().saturating_add(limit_ns);
+    loop {
+        let left = until.saturating_sub(sys::now_ns());
+        let count = LEAVING.load(SeqCst);
+        if count == 0 || left == 0 {
+            return;
+        }
+        sys::futex_wait(&LEAVING, count, left as i64, true);
+    }
+}
+
+// ---- the thread ---------------------------------------------------------------------------------
+
+/// What the thread owns.
+struct All {
+    devices: Vec<Owned>,
+    /// Those that cannot be used, until when that is believed, and why.
+    refused: Vec<(u32, u64, Reason)>,
+    /// How often the engines were driven when that was last looked at.
+    visits: u64,
+    tables_at: u64,
+}
+
+impl All {
+    /// One turn. False: it cannot go on.
+    fn turn(&mut self) -> bool {
+        let called = match hear_bell() {
+            Some(count) => count >= CHILD,
+            None => return false,
+        };
+        let asked = core::mem::take(&mut *INBOX.lock());
+        for what in asked {
+            match what {
+                Ask::Note(s, generation, asked) => self.note(s, generation, asked),
+                Ask::Released(channel, slot) => {
+                    let is_it = |d: &&mut Owned| core::ptr::eq(d.channel, channel);
+                    if let Some(device) = self.devices.iter_mut().find(is_it) {
+                        device.released(slot);
+                    }
+                }
+            }
+        }
+        let now = sys::now_ns();
+        for device in &mut self.devices {
+            device.turn(now, called);
+        }
+        if now >= self.tables_at {
+            self.tables_at = now.saturating_add(TABLES_NS);
+            self.devices.iter().for_each(|device| device.look());
+        }
+        self.sleep();
+        true
+    }
+
+    /// A connection is worth it: it is offered a seat, or hears why not.
+    fn note(&mut self, s: &'static Socket, generation: u32, asked: u32) {
+        if s.generation.load(Acquire) != generation || !s.is(State::Candidate) {
+            return;
+        }
+        let seated = match self.device_for(s) {
+            Ok(at) => match self.devices.get_mut(at) {
+                Some(device) => device.seat(s, generation, asked),
+                None => Err(Reason::Internal),
+            },
+            Err(why) => Err(why),
+        };
+        if let Err(why) = seated {
+            refuse(s, generation, why);
+        }
+    }
+
+    /// The device that its packets go over.
+    fn device_for(&mut self, s: &Socket) -> Result<usize, Reason> {
+        let tuple = s.tuple();
+        let (own, peer) = (tuple.local().ip().to_canonical(), tuple.peer().ip().to_canonical());
+        let route = numbers::exclusively(|| netacc_packet::route::find(own, peer));
+        let route = route.map_err(|why| match why {
+            NoRoute::NotAsked(_) => Reason::NoDescriptor,
+            _ => Reason::UtcpNoRoute,
+        })?;
+        let known = |d: &Owned| d.device.interface == route.interface;
+        if let Some(at) = self.devices.iter().position(known) {
+            return Ok(at);
+        }
+        if self.devices.len() == outside::DEVICES {
+            return Err(Reason::UtcpNoRoute);
+        }
+        // (What was refused is not asked for by each connection.)
+        let now = sys::now_ns();
+        self.refused.retain(|(_, until, _)| *until > now);
+        if let Some((.., why)) = self.refused.iter().find(|(i, ..)| *i == route.interface) {
+            return Err(*why);
+        }
+        let room = self.devices.try_reserve(1).and_then(|()| self.refused.try_reserve(1));
+        room.map_err(|_| Reason::NoMemory)?;
+        match devices::open(&route) {
+            Ok(device) => self.devices.push(device),
+            Err(why) => {
+                self.refused.push((route.interface, now.saturating_add(REFUSED_NS), why));
+                return Err(why);
+            }
+        }
+        Ok(self.devices.len() - 1)
+    }
+
+    /// Sleeps until there is something to do: for the packets, too, while nobody else looks at
+    /// them.
+    fn sleep(&mut self) {
+        let sum = |all: &All| {
+            let visits = all.devices.iter().map(|d| d.device.visits.load(SeqCst));
+            visits.fold(0u64, u64::wrapping_add)
+        };
+        let now = sys::now_ns();
+        let mut until = self.devices.iter().map(|d| d.again_at).filter(|at| *at != 0).min();
+        let mut sooner = |at: u64| until = Some(until.map_or(at, |until| until.min(at)));
+        let out = self.devices.iter().any(|d| d.is_busy());
+        let visits = sum(self);
+        let alone = out && visits == self.visits;
+        self.visits = visits;
+        if out && !alone {
+            sooner(now.saturating_add(LOOK_NS));
+        }
+        if alone {
+            ASLEEP.store(true, SeqCst);
+            self.devices.iter().filter_map(|d| d.next_timer()).for_each(&mut sooner);
+            if sum(self) != visits {
+                ASLEEP.store(false, SeqCst);
+                return;
+            }
+        }
+        let mut fds =
+            [pollfd { fd: -1, events: libc::POLLIN, revents: 0 }; 1 + 2 * outside::DEVICES];
+        if let Some((bell, rest)) = fds.split_first_mut() {
+            bell.fd = BELL.load(Acquire);
+            for (place, device) in rest.chunks_exact_mut(2).zip(&self.devices) {
+                if let [packets, tables] = place {
+                    packets.fd = if alone { device.device.packets } else { -1 };
+                    tables.fd = device.device.tables;
+                }
+            }
+        }
+        let left = until.map_or(-1, |at| at.saturating_sub(sys::now_ns()) as i64);
+        // SAFETY: live pollfds; no mask.
+        let _ =
+            unsafe { crate::sleep::ppoll(fds.as_mut_ptr(), fds.len(), left, core::ptr::null()) };
+        ASLEEP.store(false, SeqCst);
+        let came = |i: usize| fds.get(i).is_some_and(|p| p.revents != 0);
+        if (0..outside::DEVICES).any(|i| came(2 + 2 * i)) {
+            self.tables_at = 0;
+        }
+        if alone && (0..outside::DEVICES).any(|i| came(1 + 2 * i)) {
+            sys::pause_ns(YIELD_NS);
+            if sum(self) == visits {
+                for d in &self.devices {
+                    d.device.drive();
+                }
+                // (Nobody else does.)
+                self.visits = sum(self);
+            }
+        } else if alone {
+            self.devices.iter().for_each(|d| d.time());
+        }
+    }
+}
+
+/// What the bell has counted. `None`: somebody has closed it.
+fn hear_bell() -> Option<u64> {
+    let mut count = [0u8; 8];
+    let r = sys::read(BELL.load(Acquire), &mut count);
+    WOKEN.store(false, SeqCst);
+    match r {
+        8 => Some(u64::from_ne_bytes(count)),
+        r if r == -(libc::EAGAIN as isize) => Some(0),
+        _ => None,
+    }
+}
+
+/// There will be no offer.
+fn refuse(s: &'static Socket, generation: u32, why: Reason) {
+    let _tx = crate::lock::lock_end(&s.tx_lock);
+    if s.generation.load(Acquire) == generation && s.path() == PathId::Utcp {
+        s.verdict.store(why as u32, Relaxed);
+        let _ = s.offered.happens(offered::Event::Refused(PathId::Utcp));
+    }
+}
