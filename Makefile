@@ -1,6 +1,7 @@
 # make            build everything, optimised
 # make demo       netacc bench and Redis, plain against accelerated: one table, under three minutes after the build
 # make bench      the full measurement against the project's targets, about 20 minutes; results in out/
+# make bench-utcp  Redis with TCP in user space, between two network namespaces; needs root
 # make test       every test
 # make check      before each commit: format, lint, unit and model tests, conformance in one mode; minutes
 # make test-hostile  attackers of other users against servers and clients; needs root
@@ -29,7 +30,7 @@ MANDIR     ?= $(PREFIX)/share/man
 
 BIN_DIR  := $(or $(CARGO_TARGET_DIR),target)/release
 
-.PHONY: all build demo bench test check test-hostile apps test-rdma test-fresh soak soak-rdma starve mutants install uninstall clean
+.PHONY: all build demo bench bench-utcp test check test-hostile apps test-rdma test-fresh soak soak-rdma starve mutants install uninstall clean
 
 all: build
 
@@ -52,6 +53,11 @@ bench:
 	tests/packages $(NEEDED)
 	$(MAKE) build
 	BIN_DIR=$(BIN_DIR) bench/targets
+
+bench-utcp:
+	tests/packages $(NEEDED) ip:iproute2
+	$(MAKE) build
+	BIN_DIR=$(BIN_DIR) bench/utcp
 
 test:
 	tests/run-all

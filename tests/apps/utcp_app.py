@@ -1,0 +1,845 @@
+"""The server, the plain client, and the suite of utcp.sh.
+
+Each case is a function of the server's and one of the client's, both of which say what they see. It
+runs without the library, and with it, when the server's connection is out of the kernel; both have
+to say the same.
+"""
+
+import array
+import contextlib
+import errno
+import json
+import os
+import random
+import select
+import signal
+import socket
+import struct
+import subprocess
+import sys
+import threading
+import time
+import zlib
+
+OWN, PEER, PORT = "10.77.0.1", "10.77.0.2", 7000
+UTCP = 3
+PATIENCE = 30
+ROUNDS = int(os.environ.get("NETACC_UTCP_ROUNDS", "3"))
+
+
+def path(s):
+    """Which path the library says a connection is on; None: there is no library."""
+    try:
+        info = s.getsockopt(0x6E61, 1, 312)
+    except OSError:
+        return None
+    _, _, tx, rx = struct.unpack_from("<4I", info)
+    return tx if tx == rx else 0
+
+
+def why(s):
+    return s.getsockopt(0x6E61, 1, 312)[24:56].split(b"\0")[0].decode()
+
+
+def pattern(seed, at, n):
+    """What stands at `at` of a stream: any part of it, without all before."""
+    begin, words = at // 8, n // 8 + 2
+    mixed = array.array("Q", (((seed + i) * 0x9E3779B97F4A7C15) & (1 << 64) - 1 for i in range(begin, begin + words)))
+    return mixed.tobytes()[at % 8 : at % 8 + n]
+
+
+class Say:
+    """What an end has seen: printed as it goes."""
+
+    def __call__(self, *what):
+        print(*what, flush=True)
+
+    def outcome(self, name, call):
+        try:
+            self(name, call())
+        except OSError as e:
+            self(name, errno.errorcode.get(e.errno, e.errno))
+
+
+say = Say()
+
+
+def all_of(s, n):
+    got = b""
+    while len(got) < n:
+        part = s.recv(n - len(got))
+        if not part:
+            raise EOFError(f"{len(got)} of {n}")
+        got += part
+    return got
+
+
+def ends(s):
+    """Everything up to the end of the stream: how much, its sum, how it ended."""
+    n = total = 0
+    while True:
+        try:
+            part = s.recv(1 << 16)
+        except OSError as e:
+            return n, total, errno.errorcode[e.errno]
+        if not part:
+            return n, total, "end"
+        n, total = n + len(part), zlib.crc32(part, total)
+
+
+# ------------------------------------------------------------------------- how a case begins
+
+
+def talk_server(s, until):
+    """Answers, until the connection is where it should be: then 'x', which the client waits for."""
+    end = time.monotonic() + PATIENCE
+    for n in range(1 << 30):
+        ping = all_of(s, 4)
+        there = path(s) == UTCP if until == "out" else n >= 40
+        if there and ping != b"ping":
+            raise ValueError(ping)
+        s.sendall(b"x" if there else b".")
+        if there:
+            return
+        if time.monotonic() > end:
+            raise TimeoutError(f"on path {path(s)}: {why(s)}")
+        time.sleep(0.0005)
+
+
+def talk_client(s):
+    while True:
+        s.sendall(b"ping")
+        if all_of(s, 1) == b"x":
+            return
+
+
+# ------------------------------------------------------------------------------------- cases
+
+CASES = {}
+
+
+def case(of):
+    side, name = of.__name__.split("_", 1)
+    CASES.setdefault(name.replace("_", "-"), {})[side] = of
+    return of
+
+
+@case
+def server_echo(s):
+    for n in (1, 100, 1500, 70_000, 1):
+        s.sendall(all_of(s, n)[::-1])
+    say("end", ends(s))
+
+
+@case
+def client_echo(s):
+    for n in (1, 100, 1500, 70_000, 1):
+        sent = pattern(n, 0, n)
+        s.sendall(sent)
+        say(n, all_of(s, n) == sent[::-1])
+
+
+BOTH_WAYS = 12_000_000
+
+
+def pour(s, seed, total):
+    rng, at = random.Random(seed), 0
+    while at < total:
+        n = min(rng.choice((1, 700, 5000, 60_000, 300_000)), total - at)
+        s.sendall(pattern(seed, at, n))
+        at += n
+
+
+def drink(s, seed, total):
+    rng, at = random.Random(~seed), 0
+    while at < total:
+        part = s.recv(rng.choice((1, 500, 20_000, 1 << 18)))
+        if part != pattern(seed, at, len(part)) or not part:
+            raise ValueError(f"at {at}: {len(part)} bytes")
+        at += len(part)
+    return at
+
+
+def both_ways(s, mine, theirs, total=BOTH_WAYS):
+    writes = threading.Thread(target=pour, args=(s, mine, total))
+    writes.start()
+    say("received", drink(s, theirs, total))
+    writes.join()
+
+
+@case
+def server_streams(s):
+    both_ways(s, 1, 2)
+
+
+@case
+def client_streams(s):
+    both_ways(s, 2, 1)
+
+
+@case
+def server_streams_in_epoll(s):
+    """One thread, edge-triggered, both ways at once."""
+    s.setblocking(False)
+    ep = select.epoll()
+    ep.register(s, select.EPOLLIN | select.EPOLLOUT | select.EPOLLET)
+    sent = got = 0
+    total = BOTH_WAYS // 2
+    while sent < total or got < total:
+        ready = ep.poll(10)
+        if not ready or any(ev & ~(select.EPOLLIN | select.EPOLLOUT | select.EPOLLRDHUP) for _, ev in ready):
+            raise ValueError(ready)
+        with contextlib.suppress(BlockingIOError):
+            while got < total:
+                part = s.recv(1 << 16)
+                if not part or part != pattern(2, got, len(part)):
+                    raise ValueError(f"at {got}")
+                got += len(part)
+        with contextlib.suppress(BlockingIOError):
+            while sent < total:
+                sent += s.send(pattern(1, sent, min(1 << 16, total - sent)))
+    say("received", got)
+    s.setblocking(True)
+
+
+@case
+def client_streams_in_epoll(s):
+    both_ways(s, 2, 1, BOTH_WAYS // 2)
+
+
+@case
+def server_polls(s):
+    """By poll and select, with and without time-outs."""
+    s.setblocking(False)
+    p = select.poll()
+    p.register(s, select.POLLIN)
+    got = b""
+    while len(got) < 3000:
+        if len(got) < 1500:
+            ready = p.poll(5000)
+            if ready != [(s.fileno(), select.POLLIN)]:
+                raise ValueError(ready)
+        elif select.select([s], [], [], 5)[0] != [s]:
+            raise ValueError("select")
+        got += s.recv(500)
+    say(zlib.crc32(got), p.poll(30), select.select([s], [s], [], 0.03)[:2] == ([], [s]))
+    s.setblocking(True)
+    s.sendall(got)
+    p.register(s, select.POLLIN | select.POLLRDHUP)
+    say([ev for _, ev in p.poll(5000)], ends(s))
+
+
+@case
+def client_polls(s):
+    for n in range(30):
+        s.sendall(pattern(n, 0, 100))
+        time.sleep(0.005)
+    say(zlib.crc32(all_of(s, 3000)))
+
+
+@case
+def server_closes_first(s):
+    s.sendall(pattern(3, 0, 200_000))
+
+
+@case
+def client_closes_first(s):
+    time.sleep(0.05)
+    say(ends(s))
+
+
+@case
+def server_closes_with_bytes_unread(s):
+    all_of(s, 1)
+    time.sleep(0.05)
+
+
+@case
+def client_closes_with_bytes_unread(s):
+    s.sendall(b"1" + b"unread" * 100)
+    say.outcome("receives", lambda: ends(s)[2])
+
+
+@case
+def server_is_closed_on(s):
+    say(ends(s))
+
+
+@case
+def client_is_closed_on(s):
+    s.sendall(pattern(4, 0, 300_000))
+
+
+@case
+def server_is_reset(s):
+    say.outcome("receives", lambda: ends(s)[2])
+    say.outcome("sends", lambda: s.send(b"x"))
+
+
+@case
+def client_is_reset(s):
+    s.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+
+
+@case
+def server_shuts_down(s):
+    s.sendall(pattern(5, 0, 150_000))
+    s.shutdown(socket.SHUT_WR)
+    say.outcome("sends", lambda: s.send(b"x"))
+    say(ends(s))
+
+
+@case
+def client_shuts_down(s):
+    say(ends(s))
+    s.sendall(pattern(6, 0, 150_000))
+
+
+@case
+def server_peer_shuts_down(s):
+    say(ends(s))
+    s.sendall(pattern(7, 0, 150_000))
+
+
+@case
+def client_peer_shuts_down(s):
+    s.sendall(pattern(8, 0, 150_000))
+    s.shutdown(socket.SHUT_WR)
+    say(ends(s))
+
+
+@case
+def server_resets_by_linger(s):
+    s.sendall(b"last")
+    time.sleep(0.05)
+    s.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+
+
+@case
+def client_resets_by_linger(s):
+    say.outcome("receives", lambda: ends(s))
+
+
+@case
+def server_urgent(s):
+    s.sendall(b"before")
+    s.send(b"!", socket.MSG_OOB)
+    s.sendall(b"behind")
+    say(ends(s))
+
+
+@case
+def client_urgent(s):
+    time.sleep(0.1)
+    say(s.recv(1, socket.MSG_OOB), all_of(s, 12))
+    s.sendall(b"ordinary")
+
+
+@case
+def server_peer_is_urgent(s):
+    all_of(s, 3)
+    end = time.monotonic() + 5
+    while time.monotonic() < end:
+        try:
+            say(s.recv(1, socket.MSG_OOB))
+            break
+        except OSError:
+            time.sleep(0.01)
+    say(ends(s))
+
+
+@case
+def client_peer_is_urgent(s):
+    s.sendall(b"abc")
+    s.send(b"!", socket.MSG_OOB)
+    s.sendall(b"def")
+
+
+@case
+def server_options(s):
+    for name in (socket.TCP_NODELAY, socket.TCP_CORK, socket.TCP_QUICKACK):
+        s.setsockopt(socket.IPPROTO_TCP, name, 1)
+        say(name, s.getsockopt(socket.IPPROTO_TCP, name) != 0)
+    s.setsockopt(socket.IPPROTO_TCP, socket.TCP_CORK, 0)
+    say(s.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR), s.getpeername()[0], s.getsockname())
+    s.sendall(all_of(s, 1000))
+    say(ends(s))
+
+
+@case
+def client_options(s):
+    s.sendall(pattern(9, 0, 1000))
+    say(all_of(s, 1000) == pattern(9, 0, 1000))
+
+
+@case
+def server_forks(s):
+    all_of(s, 10)
+    child = os.fork()
+    if child == 0:
+        s.sendall(all_of(s, 1000) + b"child")
+        os._exit(0)
+    say("child", os.waitpid(child, 0)[1])
+    s.sendall(all_of(s, 1000) + b"parent")
+    say(ends(s))
+
+
+@case
+def client_forks(s):
+    s.sendall(pattern(10, 0, 1010))
+    say(all_of(s, 1005)[-5:])
+    s.sendall(pattern(11, 0, 1000))
+    say(all_of(s, 1006)[-6:])
+
+
+@case
+def server_passes_it_on(s):
+    ours, theirs = socket.socketpair()
+    child = subprocess.Popen(
+        [sys.executable, "-c", f"""
+import socket
+_, fds, _, _ = socket.recv_fds(socket.socket(fileno={theirs.fileno()}), 1, 1)
+s = socket.socket(fileno=fds[0])
+while part := s.recv(65536):
+    s.sendall(part)
+"""], pass_fds=[theirs.fileno()], env={k: v for k, v in os.environ.items() if k != "LD_PRELOAD"})
+    all_of(s, 10)
+    socket.send_fds(ours, [b"."], [s.fileno()])
+    s.close()
+    say("child", child.wait(20))
+
+
+@case
+def client_passes_it_on(s):
+    s.sendall(pattern(12, 0, 50_010))
+    say(all_of(s, 50_000) == pattern(12, 10, 50_000))
+
+
+@case
+def server_becomes_another(s):
+    all_of(s, 10)
+    s.set_inheritable(True)
+    os.dup2(s.fileno(), 0)
+    os.dup2(s.fileno(), 1)
+    os.execve("/bin/cat", ["cat"], {k: v for k, v in os.environ.items() if k != "LD_PRELOAD"})
+
+
+@case
+def client_becomes_another(s):
+    s.sendall(pattern(13, 0, 50_010))
+    say(all_of(s, 50_000) == pattern(13, 10, 50_000))
+    s.shutdown(socket.SHUT_WR)
+    say(ends(s))
+
+
+@case
+def server_ends(s):
+    s.sendall(pattern(14, 0, 400_000))
+    os._exit(0)
+
+
+@case
+def client_ends(s):
+    time.sleep(0.1)
+    say(ends(s))
+
+
+@case
+def server_is_killed(s):
+    s.sendall(pattern(15, 0, 100_000))
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+@case
+def client_is_killed(s):
+    began = time.monotonic()
+    say(ends(s), time.monotonic() - began < 5)
+
+
+@case
+def server_is_killed_with_bytes_unread(s):
+    all_of(s, 1)
+    time.sleep(0.05)
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+@case
+def client_is_killed_with_bytes_unread(s):
+    s.sendall(b"1" + b"unread" * 100)
+    began = time.monotonic()
+    say.outcome("receives", lambda: (ends(s), time.monotonic() - began < 5))
+
+
+@case
+def server_is_killed_at_any_moment(s):
+    threading.Timer(random.random() * 0.3, os.kill, (os.getpid(), signal.SIGKILL)).start()
+    both_ways(s, 20, 21, 1 << 40)
+
+
+@case
+def client_is_killed_at_any_moment(s):
+    """What came is what was sent, up to some byte; then the end, or a reset, and soon."""
+
+    def write():
+        with contextlib.suppress(OSError):
+            pour(s, 21, 1 << 40)
+
+    threading.Thread(target=write, daemon=True).start()
+    at, last = 0, time.monotonic()
+    try:
+        while part := s.recv(1 << 16):
+            if part != pattern(20, at, len(part)):
+                raise ValueError(at)
+            at, last = at + len(part), time.monotonic()
+    except ConnectionResetError:
+        pass
+    say("ended", time.monotonic() - last < 5)
+    os._exit(0)
+
+
+@case
+def server_is_idle(s):
+    """A thread that waits hears what comes, without looking."""
+    before = time.process_time()
+    for _ in range(5):
+        s.sendall(all_of(s, 5))
+    say("idle", time.process_time() - before < 0.3, ends(s))
+
+
+@case
+def client_is_idle(s):
+    for n in range(5):
+        time.sleep(0.3)
+        s.sendall(b"%05d" % n)
+        say(all_of(s, 5))
+
+
+@case
+def server_device_goes_down(s):
+    for _ in range(60):
+        s.sendall(all_of(s, 5000)[::-1])
+    say(ends(s))
+
+
+@case
+def client_device_goes_down(s):
+    began = time.monotonic()
+    for n in range(60):
+        sent = pattern(n, 0, 5000)
+        s.sendall(sent)
+        if all_of(s, 5000) != sent[::-1]:
+            raise ValueError(n)
+        time.sleep(0.02)
+    say(time.monotonic() - began < 20)
+
+
+@case
+def server_mtu_is_lowered(s):
+    both_ways(s, 18, 19, SWITCH)
+
+
+@case
+def client_mtu_is_lowered(s):
+    both_ways(s, 19, 18, SWITCH)
+
+
+MANY = 150
+
+
+@case
+def server_many(s):
+    """One thread, epoll, many connections, each with requests of any size."""
+    listener = socket.create_server((OWN, PORT + 1), backlog=MANY)
+    s.sendall(b"r")
+    ep = select.epoll()
+    all_, busy = {}, MANY
+    for _ in range(MANY):
+        c, _ = listener.accept()
+        c.setblocking(False)
+        all_[c.fileno()] = [c, b"", b""]
+        ep.register(c, select.EPOLLIN)
+    out = 0
+    while busy:
+        for fd, ev in ep.poll(20):
+            c, got, due = all_[fd]
+            if ev & select.EPOLLIN:
+                part = c.recv(1 << 16)
+                if not part:
+                    out += path(c) == UTCP or why(c) == "utcp-given-back" if path(c) is not None else 1
+                    ep.unregister(c)
+                    c.close()
+                    busy -= 1
+                    continue
+                got += part
+                while len(got) >= 4 and len(got) >= 4 + (n := int.from_bytes(got[:4], "big")):
+                    due += got[4 : 4 + n][::-1]
+                    got = got[4 + n :]
+            with contextlib.suppress(BlockingIOError):
+                due = due[c.send(due) :] if due else due
+            all_[fd][1:] = got, due
+            ep.modify(c, select.EPOLLIN | (select.EPOLLOUT if due else 0))
+    say("all", out >= MANY * 9 // 10)
+    s.sendall(b"d")
+
+
+@case
+def client_many(s):
+    all_of(s, 1)
+    cs = [socket.create_connection((OWN, PORT + 1)) for _ in range(MANY)]
+    wrong = 0
+    for n in range(30):
+        sent = []
+        for i, c in enumerate(cs):
+            body = pattern(n * MANY + i, 0, (1, 30, 2000, 40_000)[(n + i) % 4])
+            c.sendall(len(body).to_bytes(4, "big") + body)
+            sent.append(body)
+        wrong += sum(all_of(c, len(body)) != body[::-1] for c, body in zip(cs, sent, strict=True))
+    say("wrong", wrong)
+    for c in cs:
+        c.close()
+    say(all_of(s, 1))
+
+
+@case
+def server_threads(s):
+    """A thread for each connection, in blocking calls."""
+    listener = socket.create_server((OWN, PORT + 2), backlog=40)
+    s.sendall(b"r")
+
+    def one(c):
+        while part := c.recv(1 << 16):
+            c.sendall(part)
+        c.close()
+
+    threads = []
+    for _ in range(40):
+        c, _ = listener.accept()
+        threads.append(threading.Thread(target=one, args=(c,)))
+        threads[-1].start()
+    for t in threads:
+        t.join(30)
+    say("alive", sum(t.is_alive() for t in threads))
+    s.sendall(b"d")
+
+
+@case
+def client_threads(s):
+    all_of(s, 1)
+    wrong = []
+
+    def one(i):
+        with socket.create_connection((OWN, PORT + 2)) as c:
+            for n in range(200):
+                body = pattern(i, n, 1 + (n * 97 + i) % 3000)
+                c.sendall(body)
+                if all_of(c, len(body)) != body:
+                    wrong.append((i, n))
+
+    threads = [threading.Thread(target=one, args=(i,)) for i in range(40)]
+    for t in threads:
+        t.start()
+    for t in threads:
+        t.join()
+    say("wrong", wrong, all_of(s, 1))
+
+
+SWITCH = 8_000_000
+
+
+@case
+def server_off_switch(s):
+    both_ways(s, 16, 17, SWITCH)
+
+
+@case
+def client_off_switch(s):
+    both_ways(s, 17, 16, SWITCH)
+
+
+# --------------------------------------------------------------------------------- both ends
+
+
+def serve(name, until):
+    listener = socket.create_server((OWN, PORT), reuse_port=False)
+    print("listens", flush=True)
+    s, _ = listener.accept()
+    s.settimeout(None)
+    s.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    talk_server(s, until)
+    CASES[name]["server"](s)
+
+
+def connect(name):
+    s = socket.create_connection((OWN, PORT))
+    s.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    s.settimeout(60)
+    talk_client(s)
+    CASES[name]["client"](s)
+
+
+# -------------------------------------------------------------------------------------- suite
+
+LIB_DIR = os.environ.get("NETACC_LIB_DIR", "target/release")
+TMP = os.environ.get("TMP", "/tmp")
+
+
+class World:
+    """Two namespaces and the pair of devices between them; gone with the processes that hold
+    them."""
+
+    def __init__(self):
+        self.holders = [subprocess.Popen(["unshare", "-n", "sleep", "infinity"]) for _ in range(2)]
+        time.sleep(0.3)
+        a, b = self.holders
+        self.run(0, "ip", "link", "add", "nu0", "type", "veth", "peer", "name", "nu1", "netns", str(b.pid))
+        for side, device, address in ((0, "nu0", OWN), (1, "nu1", PEER)):
+            for words in (f"addr add {address}/24 dev {device}", f"link set {device} up", "link set lo up"):
+                self.run(side, "ip", *words.split())
+
+    def command(self, side, *command):
+        return ["nsenter", "-t", str(self.holders[side].pid), "-n", *command]
+
+    def run(self, side, *command):
+        subprocess.run(self.command(side, *command), check=True, timeout=20)
+
+    def end(self):
+        for holder in self.holders:
+            holder.kill()
+            holder.wait()
+
+
+def environment(library):
+    env = {k: v for k, v in os.environ.items() if not k.startswith(("NACC_", "LD_PRELOAD"))}
+    if library:
+        env |= {"LD_PRELOAD": f"{LIB_DIR}/libnetacc_preload.so", "NACC_PATHS": "utcp", "NACC_LOG_PATH": f"{TMP}/netacc.log"}
+    return env
+
+
+def device_down(_server, world):
+    time.sleep(1)
+    world.run(0, "ip", "link", "set", "nu0", "down")
+    time.sleep(0.7)
+    world.run(0, "ip", "link", "set", "nu0", "up")
+
+
+def mtu(_server, world):
+    time.sleep(0.6)
+    world.run(0, "ip", "link", "set", "nu0", "mtu", "1300")
+
+
+def run_case(world, name, library, meanwhile=None, as_whom=()):
+    """What both ends say, and how the server ended."""
+    me = [sys.executable, os.path.abspath(__file__)]
+    until = "out" if library and not as_whom else "count"
+    server = subprocess.Popen(world.command(0, *as_whom, *me, "server", name, until), env=environment(library),
+                              stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    try:
+        if server.stdout.readline() != "listens\n":
+            raise RuntimeError(server.communicate(timeout=20)[1])
+        client = subprocess.Popen(world.command(1, *me, "client", name), env=environment(False), stdout=subprocess.PIPE,
+                                  stderr=subprocess.PIPE, text=True)
+        try:
+            if meanwhile:
+                meanwhile(server, world)
+            theirs = client.communicate(timeout=90)
+        finally:
+            client.kill()
+            client.wait()
+        ours = server.communicate(timeout=30)
+    finally:
+        server.kill()
+        server.wait()
+    return {"client": theirs, "client's end": client.returncode, "server": ours, "server's end": server.returncode}
+
+
+def differs(plain, ours):
+    return {what: (plain[what], ours[what]) for what in plain if plain[what] != ours[what]}
+
+
+def ss(pid, *words):
+    done = subprocess.run([f"{LIB_DIR}/netacc_ss", "--json", *words, str(pid)], capture_output=True, text=True)
+    return json.loads(done.stdout) if done.returncode == 0 and done.stdout else {}
+
+
+def switch_off(server, _world):
+    time.sleep(0.5)
+    subprocess.run([f"{LIB_DIR}/netacc", "cfg", "set", "NACC_ENABLE_RDMA_DEFAULT", "0", "-p", str(server.pid)],
+                   capture_output=True, timeout=30)
+
+
+def report(verdict, name, detail=""):
+    print(verdict, name, str(detail).replace("\n", "\r").replace("\t", " "), sep="\t", flush=True)
+
+
+def left_behind(world):
+    """What is in the kernel on the server's device that was not there before."""
+    links = subprocess.run(world.command(0, "ip", "-d", "link", "show", "nu0"), capture_output=True, text=True).stdout
+    filters = subprocess.run(world.command(0, "tc", "filter", "show", "dev", "nu0", "ingress"), capture_output=True,
+                             text=True).stdout
+    keepers = subprocess.run(["pgrep", "-f", "netacc utcp-keeper"], capture_output=True, text=True).stdout.split()
+    return [line for line in links.splitlines() if "prog/" in line] + filters.splitlines() + keepers
+
+
+def suite(chosen):
+    world = World()
+    try:
+        for name in sorted(CASES):
+            if chosen and not any(name.startswith(c) for c in chosen):
+                continue
+            meanwhile = {"off-switch": switch_off, "device-goes-down": device_down, "mtu-is-lowered": mtu}.get(name)
+            rounds = ROUNDS if name.startswith(("streams", "is-killed", "off-switch")) else 1
+            try:
+                plain = run_case(world, name, False, meanwhile if meanwhile is device_down else None)
+                for _ in range(rounds):
+                    difference = differs(plain, run_case(world, name, True, meanwhile))
+                    if difference:
+                        break
+            except Exception as e:  # noqa: BLE001
+                difference = repr(e)
+            if name == "mtu-is-lowered":
+                world.run(0, "ip", "link", "set", "nu0", "mtu", "1500")
+            if difference:
+                text = difference if isinstance(difference, str) else json.dumps(difference, indent=1)
+                report("failed", name, text)
+            else:
+                report("ok", name)
+        if not chosen or "privilege" in chosen:
+            privileges(world)
+        if not chosen:
+            end = time.monotonic() + 5
+            while (left := left_behind(world)) and time.monotonic() < end:
+                time.sleep(0.1)
+            report("failed" if left else "ok", "nothing-is-left", left or "")
+    finally:
+        world.end()
+
+
+def privileges(world):
+    """Without one of the capabilities the connection stays in the kernel, and says so."""
+    for lacks in ("net_admin", "net_raw", "bpf"):
+        name, told = f"no-privilege-{lacks}", []
+
+        def look(server, _world, told=told):
+            time.sleep(0.4)
+            told.append(json.dumps(ss(server.pid, "-s", "sock")))
+
+        without = ["setpriv", f"--bounding-set=-{lacks}", f"--inh-caps=-{lacks}", "--ambient-caps=-all", "--reuid=0"]
+        try:
+            plain = run_case(world, "is-idle", False)
+            difference = differs(plain, run_case(world, "is-idle", True, look, without))
+        except Exception as e:  # noqa: BLE001
+            difference = repr(e)
+        if difference or "utcp-no-privilege" not in told[0]:
+            report("failed", name, f"{difference} {told}")
+        else:
+            report("ok", name)
+
+
+if __name__ == "__main__":
+    match sys.argv[1:]:
+        case ["server", name, until]:
+            serve(name, until)
+        case ["client", name]:
+            connect(name)
+        case chosen:
+            suite(chosen)
