@@ -39,8 +39,8 @@ print('"$expression"')' "$TMP/read" "$@"
 }
 both='[of(way).get("state") for way in ("sent", "received")]'
 
-# talk NAME OPTIONS... : requests and replies, all of them, from the first byte. (A machine with more
-# to do than it has CPUs for may keep the capture from looking in time.)
+# talk NAME OPTIONS... : requests and replies, all of them, from the first byte. (A machine with
+# more to do than it has CPUs for may keep the capture from looking in time.)
 talk() {
   local name=$1 try; shift
   for try in 1 2 3 4 5; do

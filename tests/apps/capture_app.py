@@ -6,9 +6,9 @@
     capture_app.py read CAPTURE [FILE...]
 
 The server answers each request with the same bytes backwards. The client writes its port, and what
-it has sent and received, to FILE.sent and FILE.received. `read` compares a capture with such files:
-of each direction its bytes (`whole`, or `part: N gaps`), flags and comments, as JSON. A byte that is
-wrong, or a gap that no comment tells, is an error.
+it has sent and received, to FILE.sent and FILE.received. `read` compares a capture with such
+files: of each direction its bytes (`whole`, or `part: N gaps`), flags and comments, as JSON. A
+byte that is wrong, or a gap that no comment tells, is an error.
 """
 
 import json, os, pathlib, random, re, socket, struct, subprocess, sys, threading, time

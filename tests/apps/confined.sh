@@ -14,8 +14,8 @@ serve() {
 }
 listens() { (: <"/dev/tcp/127.0.0.1/$PORT") 2>/dev/null; }
 
-# filter NAME EXPECTED CALL... : where the connection of a client is that refuses itself these system
-# calls, and how it goes on.
+# filtered NAME EXPECTED CALL... : where the connection of a client is that refuses itself these
+# system calls, and how it goes on.
 filtered() {
   local name=$1 expected=$2; shift 2
   same "filter-$name" "$expected" "$(echo go | timeout 60 env LD_PRELOAD="$LIB" NACC_LOG_PATH="$TMP/netacc.log" \

@@ -1,8 +1,9 @@
 /* A server that waits past libc, for confined.sh. x86-64.
  *
- *   confined_late PORT  serves one connection, 400 messages, by libc's poll, and says by what path the
- *                       library has it (include/netacc.h); then waits for eight seconds by an
- *                       instruction of its own, says what poll(2) answered, and receives by libc's recv.
+ *   confined_late PORT  serves one connection, 400 messages, by libc's poll, and says by what path
+ *                       the library has it (include/netacc.h); then waits for eight seconds by an
+ *                       instruction of its own, says what poll(2) answered, and receives by
+ *                       libc's recv.
  */
 #include <netacc.h>
 

@@ -2,8 +2,8 @@
 //!
 //! Responsible for: where the words are that `netacc capture` needs, and what they mean. The words
 //! themselves are `netacc_ring::RingWords`, which the tools do not link; the library compares both
-//! (`core::channel`). Deliberately not: how a ring works (`netacc_ring`), or how it is followed (the
-//! tools).
+//! (`core::channel`). Deliberately not: how a ring works (`netacc_ring`), or how it is followed
+//! (the tools).
 //!
 //! The peer, and the process, may write anything: nothing here is an index before it was checked.
 

@@ -55,6 +55,7 @@ mod receive;
 mod receive_once;
 mod receiving;
 mod reset;
+mod rings_shown;
 mod say_end;
 mod send;
 mod send_again;

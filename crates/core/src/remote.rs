@@ -50,6 +50,7 @@ mod shares;
 mod silence;
 #[cfg(test)]
 mod tests;
+mod unheard;
 mod whole;
 mod words;
 

@@ -11,6 +11,7 @@
 //! - `devices`: devices, their channels and keepers.
 
 mod devices;
+mod reasons;
 mod seats;
 
 use crate::agent::{self, Agent, Ending, Noted, Used};

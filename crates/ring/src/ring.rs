@@ -34,9 +34,9 @@
 //! A base from a hostile producer is only ever used masked: the consumer reads wrong bytes, of the
 //! same ring.
 //!
-//! Who is neither end, and follows a ring from outside (`netacc capture`), may see one base and then
-//! another, and has to know whether there was a third one between them: so the producer says which
-//! base it has left (`base_before`), when it leaves it.
+//! Who is neither end, and follows a ring from outside (`netacc capture`), may see one base and
+//! then another, and has to know whether there was a third one between them: so the
+//! producer says which base it has left (`base_before`), when it leaves it.
 //!
 //! # Room
 //!

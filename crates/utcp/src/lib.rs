@@ -27,8 +27,10 @@ pub mod engine;
 pub mod inject;
 pub mod keeper;
 pub mod kernel;
+mod outcome;
 mod record;
 
 pub use carried::Over;
-pub use engine::{Engine, GivenBack, NotBack, NotTaken};
+pub use engine::Engine;
 pub use kernel::Refusal;
+pub use outcome::{GivenBack, NotBack, NotTaken};

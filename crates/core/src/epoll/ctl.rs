@@ -285,7 +285,7 @@ fn ctl_candidate(
         }
         return Some(r);
     }
-    let item = (r == 0).then(|| put(e, &mut inner, new_item(on, ev))).flatten();
+    let item = (r == 0).then(|| put(e, &mut inner, Item::new(on, ev))).flatten();
     let (Some(i), Some(home)) = (item, home) else {
         not_put();
         if r == 0 {
@@ -307,33 +307,6 @@ fn ctl_candidate(
             }
             _ => return Some(r),
         }
-    }
-}
-
-fn new_item(on: Named, ev: epoll_event) -> Item {
-    Item {
-        socket: on.s,
-        generation: on.g,
-        fd: on.fd,
-        events: ev.events,
-        data: ev.u64,
-        present: true,
-        attached: false,
-        extra: None,
-        stamp: (0, 0),
-        nameless: false,
-        plain: false,
-        queued: false,
-        disabled: false,
-        absent: false,
-        fired: false,
-        asked: 0,
-        armed: false,
-        carrier_news: true,
-        ended: 0,
-        reported_in: 0,
-        reported_behind: 0,
-        seen: None,
     }
 }
 
@@ -458,7 +431,7 @@ fn add(e: &'static Epoll, epfd: c_int, on: Named, ev: epoll_event) -> Ret {
                 continue;
             }
         }
-        let mut item = new_item(on, ev);
+        let mut item = Item::new(on, ev);
         (item.attached, item.extra) = (true, extra);
         // (Of a carrier that was kept the kernel has nothing new to say, or says it by its set.)
         item.carrier_news = s.life.load(Relaxed) <= 1;

@@ -3,7 +3,8 @@
 use super::hand_back::hand_back;
 use super::ready::{evaluate, evaluate_edge};
 use super::{
-    DOORBELL, ENDS, ET, Epoll, IN, Inner, Item, KERNEL, LISTENERS, ONESHOT, OUT, TURNS, come_in, untag,
+    DOORBELL, ENDS, ET, Epoll, IN, Inner, Item, KERNEL, LISTENERS, ONESHOT, OUT, TURNS, come_in,
+    untag,
 };
 use crate::lock::Guard;
 use crate::outcome::{Mask, Ret};

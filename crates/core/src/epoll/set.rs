@@ -6,11 +6,12 @@ use super::{DOORBELL, EXTRAS, Epoll, IN, KERNEL, LISTENERS, NO_ITEM, OUT, homes}
 use crate::channel::{BY_KERNEL, Channel, announce, stamp_of};
 use crate::engines::Engines;
 use crate::fast::Listener;
-use crate::socket::{Socket, State};
+use crate::socket::{Named, Socket, State};
 use crate::{io, sys};
 use alloc::vec::Vec;
 use core::ffi::c_int;
 use core::sync::atomic::Ordering::*;
+use libc::epoll_event;
 use netacc_control::stats::Reason;
 
 /// One socket in a set.
@@ -103,6 +104,34 @@ impl Listening {
 }
 
 impl Item {
+    /// What the application puts into a set, which the kernel has until it is attached.
+    pub(super) fn new(on: Named, ev: epoll_event) -> Item {
+        Item {
+            socket: on.s,
+            generation: on.g,
+            fd: on.fd,
+            events: ev.events,
+            data: ev.u64,
+            present: true,
+            attached: false,
+            extra: None,
+            stamp: (0, 0),
+            nameless: false,
+            plain: false,
+            queued: false,
+            disabled: false,
+            absent: false,
+            fired: false,
+            asked: 0,
+            armed: false,
+            carrier_news: true,
+            ended: 0,
+            reported_in: 0,
+            reported_behind: 0,
+            seen: None,
+        }
+    }
+
     /// Whether there is any use in queueing it.
     #[inline]
     pub(super) fn may_queue(&self) -> bool {

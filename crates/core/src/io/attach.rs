@@ -2,6 +2,7 @@
 
 use super::ends::{RxHeld, hold_rx, store_ack};
 use super::park;
+use super::rings_shown::show_rings;
 use super::say_end::say_shut;
 use crate::channel::{Channel, quiet};
 use crate::inject::Switches;
@@ -14,7 +15,7 @@ use crate::{agent, carrier, config, policy, process};
 use core::ffi::c_int;
 use core::ptr::NonNull;
 use core::sync::atomic::Ordering::*;
-use netacc_control::stats::{ACCEPTED, CONNECTED, ConnRecord, Reason, Rings};
+use netacc_control::stats::Reason;
 use netacc_proto::switchover::{Delivery, Rx, Tx};
 use netacc_ring::{Consumer, Producer, RingWords};
 
@@ -242,28 +243,6 @@ fn put_ends(
     s.channel.store(offer.channel.cast_mut(), Release);
     s.slot.store(offer.slot, Release);
     park::begin(s, channel, slot);
-}
-
-/// Shows where the rings are, to who looks on from outside. `life`: 0, or [`LATER_LIFE`]. While it
-/// is attached, or is being.
-///
-/// [`LATER_LIFE`]: netacc_control::stats::LATER_LIFE
-pub(super) fn show_rings(s: &Socket, r: &ConnRecord, life: u64) {
-    // SAFETY: written before the socket was attached, read-only afterwards.
-    let offer = unsafe { *s.offer.get() };
-    let made = match s.flags.load(Relaxed) {
-        // Its beginning was another process's, or program's.
-        f if f & (flag::HEIR | flag::PASSED | flag::EXECED) != 0 => 0,
-        f if f & flag::CONNECTOR != 0 => CONNECTED,
-        _ => ACCEPTED,
-    };
-    r.set_rings(&Rings {
-        sizes: [offer.tx_bytes, offer.rx_bytes],
-        words_at: [&s.tx_words, &s.rx_words].map(|words| words.load(Relaxed) as u64),
-        bytes_at: [offer.tx_ring as u64, offer.rx_ring as u64],
-        lock_at: core::ptr::from_ref(&s.tx_lock) as u64,
-        origin: made | life,
-    });
 }
 
 /// In the log: whether a count is final.

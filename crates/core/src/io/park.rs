@@ -2,7 +2,6 @@
 //! (`docs/design/fast-connect.md`). The steps are those of `netacc_proto::lives`; what is kept
 //! stands in [`crate::fast`], and whoever takes a connection out of there makes its next step.
 
-use super::attach::show_rings;
 use super::ends::{
     RxHeld, TxHeld, carrier_unread, hold_rx, hold_tx, load_ack, load_announce, publish_held,
     show_path,
@@ -11,6 +10,7 @@ use super::last_close::finish;
 use super::leave::serve::{leave_dead_channel, serve_pull_back};
 use super::need_kernel::need_kernel;
 use super::promote::promote;
+use super::rings_shown::show_rings;
 use crate::channel::{AnnouncedAt, Channel, lives as words, producer_quiet, quiet};
 use crate::fast::{self, Listener, Place};
 use crate::fd_table::{self, Entry};

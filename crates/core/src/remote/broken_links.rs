@@ -4,7 +4,7 @@
 use super::leave::BACK_LOST_NS;
 use super::links::{ANSWER_NS, Fault, Link, Phase, bind, set_up, tcp_socket};
 use super::shares::Source;
-use super::silence::Unheard;
+use super::unheard::Unheard;
 use super::{Remote, close_own, destinations, links, pairs, watch};
 use crate::carrier::sockaddr;
 use crate::log::{debug_log, warn_of_peer};

@@ -9,7 +9,7 @@ use super::pairs::{self, Pair};
 use super::policy::Packets;
 use super::proof::Trust;
 use super::shares::{LINKS_MAX, Source};
-use super::silence::Unheard;
+use super::unheard::Unheard;
 use super::{EVENT_LINK, Remote, Theirs, devices, keeper, net, note_own, watch};
 use crate::carrier::sockaddr;
 use crate::channel::Channel;

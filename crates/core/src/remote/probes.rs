@@ -8,14 +8,9 @@
 //! either, a queue pair on which something does not arrive is lost, whatever its device says: some
 //! never say that nobody is there, and TCP below iWARP says so after a quarter of an hour.
 
-use super::Remote;
-use super::links::Link;
-use super::pairs::PairState;
-use crate::log::debug_log;
 use crate::socket::Socket;
 use crate::{carrier, io, sys};
 use core::ffi::c_int;
-use netacc_control::stats::Reason;
 
 /// The first probe comes when nothing was heard for so long, the others after twice as long each
 /// time. (TCP's packets would be sent again in the same way.)
@@ -99,7 +94,7 @@ impl Probes {
     }
 
     /// Nobody is there.
-    fn are_in_vain(&self) -> bool {
+    pub(super) fn are_in_vain(&self) -> bool {
         self.unanswered >= UNANSWERED
     }
 
@@ -128,14 +123,14 @@ pub(super) struct Quiet {
     /// So many messages had arrived when it was first seen that others had not; since then.
     granted: u32,
     since: u64,
-    probes: Probes,
+    pub(super) probes: Probes,
     /// The slot whose carrier is probed.
-    slot: Option<usize>,
+    pub(super) slot: Option<usize>,
 }
 
 impl Quiet {
     /// Since when something has not arrived. 0: all has.
-    fn since(&mut self, now: u64, sent: u32, granted: u32) -> u64 {
+    pub(super) fn since(&mut self, now: u64, sent: u32, granted: u32) -> u64 {
         if sent == granted {
             self.since = 0;
         } else if self.since == 0 || self.granted != granted {
@@ -143,57 +138,6 @@ impl Quiet {
             self.probes.unanswered = 0;
         }
         self.since
-    }
-}
-
-impl Remote {
-    /// While a link is broken, and nobody answers where it led: pairs on which nothing arrives, of
-    /// hosts that do not answer on a carrier either, are lost.
-    pub(super) fn lose_silent_pairs(&mut self, i: usize, now: u64) {
-        if self.link(i).is_some_and(Link::is_at_its_door) {
-            return self.stop_probes(i);
-        }
-        let Some(l) = self.link_mut(i) else { return };
-        let mut lost = alloc::vec::Vec::new();
-        for p in l.pairs.iter_mut().filter(|p| p.state == PairState::Ready) {
-            let Some(engine) = p.engine.as_ref() else { continue };
-            let since = p.quiet.since(now, engine.sent(), engine.granted());
-            let first = p.slots().find(|slot| l.conns.get(*slot).is_some_and(|c| c.is_carried()));
-            let of = |slot: Option<usize>| l.conns.get(slot?).filter(|c| c.is_carried())?.socket;
-            let asked = of(p.quiet.slot);
-            if since == 0 || asked.is_none() {
-                // (What a connection that is over had set is its own affair.)
-                p.quiet.probes = Probes::default();
-                p.quiet.slot = if since == 0 { None } else { first };
-            }
-            let Some(s) = of(p.quiet.slot) else { continue };
-            p.quiet.probes.ask(now, s);
-            if p.quiet.probes.are_in_vain() || io::carrier_is_reset(s) {
-                p.quiet.probes.stop(s);
-                lost.push(p.number);
-            }
-        }
-        for number in lost {
-            debug_log!("pair {number}: nothing arrives, and nobody answers on TCP");
-            self.lose_pair(i, number, Reason::RdmaLost, false);
-        }
-    }
-
-    /// The link is up again, or over, or its host answers.
-    pub(super) fn stop_probes(&mut self, i: usize) {
-        let Some(l) = self.link_mut(i) else { return };
-        for p in l.pairs.iter_mut() {
-            let slot = core::mem::take(&mut p.quiet.slot);
-            let c = slot.and_then(|slot| l.conns.get(slot)).filter(|c| c.is_carried());
-            if let Some(s) = c.and_then(|c| c.socket) {
-                p.quiet.probes.stop(s);
-            }
-            p.quiet = Quiet::default();
-        }
-        let serial = l.serial;
-        for x in self.leaving.iter_mut().filter(|x| x.link == i && x.serial == serial) {
-            x.probes.stop(x.departure.socket());
-        }
     }
 }
 

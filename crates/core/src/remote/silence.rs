@@ -14,59 +14,23 @@
 //! fails as TCP's would, with ETIMEDOUT.
 
 use super::Remote;
-use super::links::Fault;
+use super::links::{Fault, Link};
+use super::pairs::PairState;
+use super::probes::{Probes, Quiet};
 use crate::channel::{Channel, announce};
 use crate::log::debug_log;
 use crate::socket::{Socket, State, flag};
 use crate::wire::{Wire, parting};
-use crate::{carrier, sys};
+use crate::{carrier, io, sys};
 use alloc::vec::Vec;
 use core::sync::atomic::Ordering::*;
+use netacc_control::stats::Reason;
 
 /// What `tcp_retries2` comes to as the kernel has it (15).
 pub(super) const PATIENCE_NS: u64 = 925_000_000_000;
 
 /// And the least: a host that is there has answered by then (the link is tried every five seconds).
 const LEAST_NS: u64 = 10_000_000_000;
-
-/// A link on which something is under way, and of which nothing is heard for so long, is broken;
-/// and how often that is looked at.
-const SILENT_NS: u64 = 45_000_000_000;
-const LOOK_NS: u64 = SILENT_NS / 3;
-
-/// What a link that is up has said, and its peer's kernel perhaps not heard.
-#[derive(Default)]
-pub(super) struct Unheard {
-    /// Since when something has been under way, and nothing was acknowledged.
-    since: u64,
-    /// When to look; 0: nothing is under way.
-    look_at: u64,
-}
-
-impl Unheard {
-    /// Something is about to be under way. True: nothing was.
-    fn begin(&mut self, now: u64) -> bool {
-        let begins = self.look_at == 0;
-        if begins {
-            *self = Unheard { since: now, look_at: now + SILENT_NS };
-        }
-        begins
-    }
-
-    /// `heard_at`: when the peer's kernel last acknowledged something. True: too long ago.
-    fn is_silent(&mut self, now: u64, is_under_way: bool, heard_at: u64) -> bool {
-        if !is_under_way {
-            *self = Unheard::default();
-            return false;
-        }
-        if heard_at > self.since {
-            // From here on, at least.
-            self.since = now;
-        }
-        self.look_at = now + LOOK_NS;
-        now.saturating_sub(self.since) >= SILENT_NS
-    }
-}
 
 /// Something is to reach the peer that may not have: bytes, an end, or where the stream goes on.
 fn awaits_peer(channel: &Channel, wire: &Wire, slot: usize, s: &Socket) -> bool {
@@ -141,47 +105,53 @@ impl Remote {
             self.step(i, slot);
         }
     }
-}
 
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    const S: u64 = 1_000_000_000;
-
-    #[test]
-    fn a_link_is_silent_when_nothing_was_acknowledged_for_so_long() {
-        let mut u = Unheard::default();
-        assert!(u.begin(100 * S) && !u.begin(101 * S));
-        assert_eq!(u.look_at, 145 * S);
-        // Heard of long before, and not since.
-        assert!(u.is_silent(145 * S, true, 50 * S));
-    }
-
-    #[test]
-    fn a_peer_without_room_whose_kernel_answers_is_not_silent() {
-        let mut u = Unheard::default();
-        assert!(u.begin(100 * S));
-        for now in (145..10_000).step_by(15) {
-            assert!(!u.is_silent(now * S, true, now * S), "{now}");
-            assert_eq!(u.look_at, (now + 15) * S);
+    /// While a link is broken, and nobody answers where it led: pairs on which nothing arrives, of
+    /// hosts that do not answer on a carrier either, are lost.
+    pub(super) fn lose_silent_pairs(&mut self, i: usize, now: u64) {
+        if self.link(i).is_some_and(Link::is_at_its_door) {
+            return self.stop_probes(i);
         }
-        // Then it vanishes: a probe is not answered, and the one before was long ago.
-        let silent = (10_000..10_100).step_by(15).find(|now| u.is_silent(now * S, true, 9_900 * S));
-        assert!((10_030..=10_060).contains(&silent.unwrap_or(0)), "{silent:?}");
+        let Some(l) = self.link_mut(i) else { return };
+        let mut lost = Vec::new();
+        for p in l.pairs.iter_mut().filter(|p| p.state == PairState::Ready) {
+            let Some(engine) = p.engine.as_ref() else { continue };
+            let since = p.quiet.since(now, engine.sent(), engine.granted());
+            let first = p.slots().find(|slot| l.conns.get(*slot).is_some_and(|c| c.is_carried()));
+            let of = |slot: Option<usize>| l.conns.get(slot?).filter(|c| c.is_carried())?.socket;
+            let asked = of(p.quiet.slot);
+            if since == 0 || asked.is_none() {
+                // (What a connection that is over had set is its own affair.)
+                p.quiet.probes = Probes::default();
+                p.quiet.slot = if since == 0 { None } else { first };
+            }
+            let Some(s) = of(p.quiet.slot) else { continue };
+            p.quiet.probes.ask(now, s);
+            if p.quiet.probes.are_in_vain() || io::carrier_is_reset(s) {
+                p.quiet.probes.stop(s);
+                lost.push(p.number);
+            }
+        }
+        for number in lost {
+            debug_log!("pair {number}: nothing arrives, and nobody answers on TCP");
+            self.lose_pair(i, number, Reason::RdmaLost, false);
+        }
     }
 
-    #[test]
-    fn what_was_acknowledged_ends_the_look() {
-        let mut u = Unheard::default();
-        assert!(u.begin(100 * S));
-        assert!(!u.is_silent(145 * S, false, 100 * S));
-        assert_eq!(u.look_at, 0);
-        assert!(u.begin(1000 * S), "and what is said later begins one");
-        // What is under way at the look was sent just before.
-        assert!(!u.is_silent(1045 * S, true, 1044 * S));
-        assert!(!u.is_silent(1060 * S, true, 1044 * S));
-        assert!(!u.is_silent(1075 * S, true, 1044 * S));
-        assert!(u.is_silent(1090 * S, true, 1044 * S));
+    /// The link is up again, or over, or its host answers.
+    pub(super) fn stop_probes(&mut self, i: usize) {
+        let Some(l) = self.link_mut(i) else { return };
+        for p in l.pairs.iter_mut() {
+            let slot = core::mem::take(&mut p.quiet.slot);
+            let c = slot.and_then(|slot| l.conns.get(slot)).filter(|c| c.is_carried());
+            if let Some(s) = c.and_then(|c| c.socket) {
+                p.quiet.probes.stop(s);
+            }
+            p.quiet = Quiet::default();
+        }
+        let serial = l.serial;
+        for x in self.leaving.iter_mut().filter(|x| x.link == i && x.serial == serial) {
+            x.probes.stop(x.departure.socket());
+        }
     }
 }

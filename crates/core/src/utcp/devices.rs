@@ -1,6 +1,6 @@
 //! Devices: engine, channel and keeper of each.
 
-use super::seats::Owned;
+use super::seats::{CONNECTIONS, Owned};
 use crate::channel::{Channel, ChannelMem, producer_quiet, quiet};
 use crate::log::{debug_log, warn_log};
 use crate::outside::{self, Engine, News, Outside};
@@ -16,9 +16,6 @@ use netacc_packet::rights;
 use netacc_packet::route::Route;
 use netacc_packet::steering::NoSteering;
 use netacc_packet::{Device, sys::Fd};
-
-/// So many connections are out over a device at a time.
-pub(super) const CONNECTIONS: u32 = 1024;
 
 /// Opens a device, and has a keeper started for it: without one nothing leaves the kernel.
 pub(super) fn open(route: &Route) -> Result<Owned, Reason> {

@@ -6,6 +6,7 @@
 //! ```
 
 use super::may_leave;
+use super::reasons::{reason_of, why_not};
 use crate::channel::Channel;
 use crate::io::{self, Came, Departure, Moved, Went};
 use crate::lock::lock_end;
@@ -20,10 +21,9 @@ use core::ffi::c_int;
 use core::ptr::NonNull;
 use core::sync::atomic::{AtomicU64, Ordering::*};
 use netacc_control::stats::{Counter, Path, Reason};
-use netacc_packet::sys::Errno;
 use netacc_proto::switchover::Peer;
 use netacc_ring::{Consumer, Producer, RingWords};
-use netacc_utcp::{NotBack, NotTaken, Refusal};
+use netacc_utcp::NotBack;
 
 /// Bytes of a ring. (What the engine has of it beside that is at least twice as much.)
 const RING: usize = 128 << 10;
@@ -59,6 +59,9 @@ struct Seated {
     tries: u32,
 }
 
+/// So many connections are out over a device at a time.
+pub(super) const CONNECTIONS: u32 = 1024;
+
 /// A device, as its thread has it.
 pub(super) struct Owned {
     pub(super) device: &'static Outside,
@@ -76,7 +79,7 @@ impl Owned {
         channel: &'static Channel,
     ) -> Result<Owned, Reason> {
         // (The last slot is no connection's: `channel::BY_KERNEL`.)
-        let count = (super::devices::CONNECTIONS as usize).min(SLOTS - 1);
+        let count = (CONNECTIONS as usize).min(SLOTS - 1);
         let (mut seats, mut free) = (Vec::new(), Vec::new());
         seats.try_reserve_exact(count).map_err(|_| Reason::NoMemory)?;
         seats.resize_with(count, || Seated {
@@ -462,25 +465,6 @@ impl Owned {
         stats::count(Counter::UtcpGivenBack);
         self.release(slot);
     }
-}
-
-fn reason_of(leave: u32) -> Reason {
-    Reason::ALL.get((leave >> parting::REASON) as usize).copied().unwrap_or(Reason::UtcpGivenBack)
-}
-
-/// Why a connection was not taken out.
-fn why_not(why: NotTaken) -> Went {
-    Went::Never(match why {
-        NotTaken::Refused(Refusal::Restless) => return Went::NotNow,
-        NotTaken::Refused(Refusal::Privilege) => Reason::UtcpNoPrivilege,
-        NotTaken::Refused(Refusal::NoMemory) => Reason::NoMemory,
-        NotTaken::Refused(Refusal::Other(Errno(libc::EMFILE))) => Reason::NoDescriptor,
-        NotTaken::Refused(_) => Reason::UtcpUnfit,
-        NotTaken::Route(_) | NotTaken::OtherDevice(_) => Reason::UtcpNoRoute,
-        NotTaken::Out => Reason::Internal,
-        NotTaken::Full => Reason::ChannelFull,
-        NotTaken::Steering(_) | NotTaken::NoKeeper(_) => Reason::UtcpNoSupport,
-    })
 }
 
 /// An offer that nobody has taken up, and now it is too late for that.

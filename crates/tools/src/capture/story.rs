@@ -102,9 +102,9 @@ impl<W: Write> Story<W> {
     pub fn handshake(&mut self, told: &mut Told, connected: bool, time_ns: u64) {
         let (first, second) = if connected { (0, 1) } else { (1, 0) };
         let [note, _] = std::mem::take(&mut told.notes);
-        self.segment(told, first, (0, SYN), &[], time_ns, &note);
-        self.segment(told, second, (0, SYN | ACK), &[], time_ns, "");
-        self.segment(told, first, (1, ACK), &[], time_ns, "");
+        self.segment(told, first, (0, SYN), &[], (time_ns, &note));
+        self.segment(told, second, (0, SYN | ACK), &[], (time_ns, ""));
+        self.segment(told, first, (1, ACK), &[], (time_ns, ""));
     }
 
     /// Tells more of a direction.
@@ -138,7 +138,7 @@ impl<W: Write> Story<W> {
                 for part in bytes.chunks(PAYLOAD_MAX) {
                     let at = sequence(told.next[d]);
                     let note = std::mem::take(&mut told.notes[d]);
-                    self.segment(told, d, (at, ACK | PSH), part, time_ns, &note);
+                    self.segment(told, d, (at, ACK | PSH), part, (time_ns, &note));
                     told.next[d] = told.next[d].wrapping_add(part.len() as u64);
                     self.sums.bytes += part.len() as u64;
                 }
@@ -160,7 +160,7 @@ impl<W: Write> Story<W> {
         if !std::mem::replace(&mut told.has_ended[d], true) {
             self.tell_lost(told, d);
             let (at, note) = (sequence(told.next[d]), std::mem::take(&mut told.notes[d]));
-            self.segment(told, d, (at, FIN | ACK), &[], time_ns, &note);
+            self.segment(told, d, (at, FIN | ACK), &[], (time_ns, &note));
         }
     }
 
@@ -173,7 +173,7 @@ impl<W: Write> Story<W> {
             }
             let note = std::mem::take(&mut told.notes[d]);
             if !note.is_empty() {
-                self.segment(told, d, (sequence(told.next[d]), ACK), &[], time_ns, &note);
+                self.segment(told, d, (sequence(told.next[d]), ACK), &[], (time_ns, &note));
             }
         }
     }
@@ -232,8 +232,7 @@ impl<W: Write> Story<W> {
         d: usize,
         (seq, flags): (u32, u8),
         payload: &[u8],
-        time_ns: u64,
-        comment: &str,
+        (time_ns, comment): (u64, &str),
     ) {
         if !self.goes_on() {
             return;
