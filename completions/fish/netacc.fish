@@ -29,6 +29,7 @@ complete -c netacc -n "__fish_netacc_needs_command" -s V -l version -d 'Print ve
 complete -c netacc -n "__fish_netacc_needs_command" -f -a "run" -d 'Run COMMAND with its TCP connections accelerated by NetACC'
 complete -c netacc -n "__fish_netacc_needs_command" -f -a "ss" -d 'Show the NetACC connections of a process'
 complete -c netacc -n "__fish_netacc_needs_command" -f -a "ps" -d 'Show which processes of this host are accelerated'
+complete -c netacc -n "__fish_netacc_needs_command" -f -a "capture" -d 'Write the bytes of accelerated connections to a pcapng file'
 complete -c netacc -n "__fish_netacc_needs_command" -f -a "cfg" -d 'Show the parameters, or set one while a program runs'
 complete -c netacc -n "__fish_netacc_needs_command" -f -a "doctor" -d 'Say what keeps a program, a process, a connection or this host from acceleration'
 complete -c netacc -n "__fish_netacc_needs_command" -f -a "metrics" -d 'Say what all processes do, for Prometheus and for a browser'
@@ -137,6 +138,18 @@ complete -c netacc -n "__fish_netacc_using_subcommand ps" -s n -d 'How often' -r
 complete -c netacc -n "__fish_netacc_using_subcommand ps" -l json -d 'Print JSON'
 complete -c netacc -n "__fish_netacc_using_subcommand ps" -s h -l help -d 'Print help'
 complete -c netacc -n "__fish_netacc_using_subcommand ps" -s V -l version -d 'Print version'
+complete -c netacc -n "__fish_netacc_using_subcommand capture" -s p -l pid -d 'Process, by its number or name; several with commas' -r
+complete -c netacc -n "__fish_netacc_using_subcommand capture" -s w -l write -d 'A file that is not there yet, or - for standard output' -r -F
+complete -c netacc -n "__fish_netacc_using_subcommand capture" -s c -d 'End after so many packets' -r
+complete -c netacc -n "__fish_netacc_using_subcommand capture" -s s -d 'Keep so many bytes of each packet [default: all]' -r
+complete -c netacc -n "__fish_netacc_using_subcommand capture" -s d -l duration -d 'End after so long' -r
+complete -c netacc -n "__fish_netacc_using_subcommand capture" -l port -d 'Connections with that port' -r
+complete -c netacc -n "__fish_netacc_using_subcommand capture" -l peer -d 'Connections with that peer, or with peers in that network' -r
+complete -c netacc -n "__fish_netacc_using_subcommand capture" -l path -d 'Connections with a direction on that path' -r -f -a "tcp\t''
+shm\t''
+rdma\t''"
+complete -c netacc -n "__fish_netacc_using_subcommand capture" -s h -l help -d 'Print help'
+complete -c netacc -n "__fish_netacc_using_subcommand capture" -s V -l version -d 'Print version'
 complete -c netacc -n "__fish_netacc_using_subcommand cfg; and not __fish_seen_subcommand_from list get set help" -s h -l help -d 'Print help'
 complete -c netacc -n "__fish_netacc_using_subcommand cfg; and not __fish_seen_subcommand_from list get set help" -s V -l version -d 'Print version'
 complete -c netacc -n "__fish_netacc_using_subcommand cfg; and not __fish_seen_subcommand_from list get set help" -f -a "list" -d 'Show every parameter, and when a change takes effect'
@@ -233,16 +246,17 @@ complete -c netacc -n "__fish_netacc_using_subcommand bench" -l json -d 'Write e
 complete -c netacc -n "__fish_netacc_using_subcommand bench" -l svg -d 'Draw the latency distributions as SVG' -r -F
 complete -c netacc -n "__fish_netacc_using_subcommand bench" -s q -l quiet -d 'No progress on standard error'
 complete -c netacc -n "__fish_netacc_using_subcommand bench" -s h -l help -d 'Print help (see more with \'--help\')'
-complete -c netacc -n "__fish_netacc_using_subcommand help; and not __fish_seen_subcommand_from run ss ps cfg doctor metrics top trace bench help" -f -a "run" -d 'Run COMMAND with its TCP connections accelerated by NetACC'
-complete -c netacc -n "__fish_netacc_using_subcommand help; and not __fish_seen_subcommand_from run ss ps cfg doctor metrics top trace bench help" -f -a "ss" -d 'Show the NetACC connections of a process'
-complete -c netacc -n "__fish_netacc_using_subcommand help; and not __fish_seen_subcommand_from run ss ps cfg doctor metrics top trace bench help" -f -a "ps" -d 'Show which processes of this host are accelerated'
-complete -c netacc -n "__fish_netacc_using_subcommand help; and not __fish_seen_subcommand_from run ss ps cfg doctor metrics top trace bench help" -f -a "cfg" -d 'Show the parameters, or set one while a program runs'
-complete -c netacc -n "__fish_netacc_using_subcommand help; and not __fish_seen_subcommand_from run ss ps cfg doctor metrics top trace bench help" -f -a "doctor" -d 'Say what keeps a program, a process, a connection or this host from acceleration'
-complete -c netacc -n "__fish_netacc_using_subcommand help; and not __fish_seen_subcommand_from run ss ps cfg doctor metrics top trace bench help" -f -a "metrics" -d 'Say what all processes do, for Prometheus and for a browser'
-complete -c netacc -n "__fish_netacc_using_subcommand help; and not __fish_seen_subcommand_from run ss ps cfg doctor metrics top trace bench help" -f -a "top" -d 'Watch the accelerated processes of this host, and their connections'
-complete -c netacc -n "__fish_netacc_using_subcommand help; and not __fish_seen_subcommand_from run ss ps cfg doctor metrics top trace bench help" -f -a "trace" -d 'Show what has become of connections, also of killed processes'
-complete -c netacc -n "__fish_netacc_using_subcommand help; and not __fish_seen_subcommand_from run ss ps cfg doctor metrics top trace bench help" -f -a "bench" -d 'Measure TCP connections with and without the library, side by side'
-complete -c netacc -n "__fish_netacc_using_subcommand help; and not __fish_seen_subcommand_from run ss ps cfg doctor metrics top trace bench help" -f -a "help" -d 'Print this message or the help of the given subcommand(s)'
+complete -c netacc -n "__fish_netacc_using_subcommand help; and not __fish_seen_subcommand_from run ss ps capture cfg doctor metrics top trace bench help" -f -a "run" -d 'Run COMMAND with its TCP connections accelerated by NetACC'
+complete -c netacc -n "__fish_netacc_using_subcommand help; and not __fish_seen_subcommand_from run ss ps capture cfg doctor metrics top trace bench help" -f -a "ss" -d 'Show the NetACC connections of a process'
+complete -c netacc -n "__fish_netacc_using_subcommand help; and not __fish_seen_subcommand_from run ss ps capture cfg doctor metrics top trace bench help" -f -a "ps" -d 'Show which processes of this host are accelerated'
+complete -c netacc -n "__fish_netacc_using_subcommand help; and not __fish_seen_subcommand_from run ss ps capture cfg doctor metrics top trace bench help" -f -a "capture" -d 'Write the bytes of accelerated connections to a pcapng file'
+complete -c netacc -n "__fish_netacc_using_subcommand help; and not __fish_seen_subcommand_from run ss ps capture cfg doctor metrics top trace bench help" -f -a "cfg" -d 'Show the parameters, or set one while a program runs'
+complete -c netacc -n "__fish_netacc_using_subcommand help; and not __fish_seen_subcommand_from run ss ps capture cfg doctor metrics top trace bench help" -f -a "doctor" -d 'Say what keeps a program, a process, a connection or this host from acceleration'
+complete -c netacc -n "__fish_netacc_using_subcommand help; and not __fish_seen_subcommand_from run ss ps capture cfg doctor metrics top trace bench help" -f -a "metrics" -d 'Say what all processes do, for Prometheus and for a browser'
+complete -c netacc -n "__fish_netacc_using_subcommand help; and not __fish_seen_subcommand_from run ss ps capture cfg doctor metrics top trace bench help" -f -a "top" -d 'Watch the accelerated processes of this host, and their connections'
+complete -c netacc -n "__fish_netacc_using_subcommand help; and not __fish_seen_subcommand_from run ss ps capture cfg doctor metrics top trace bench help" -f -a "trace" -d 'Show what has become of connections, also of killed processes'
+complete -c netacc -n "__fish_netacc_using_subcommand help; and not __fish_seen_subcommand_from run ss ps capture cfg doctor metrics top trace bench help" -f -a "bench" -d 'Measure TCP connections with and without the library, side by side'
+complete -c netacc -n "__fish_netacc_using_subcommand help; and not __fish_seen_subcommand_from run ss ps capture cfg doctor metrics top trace bench help" -f -a "help" -d 'Print this message or the help of the given subcommand(s)'
 complete -c netacc -n "__fish_netacc_using_subcommand help; and __fish_seen_subcommand_from cfg" -f -a "list" -d 'Show every parameter, and when a change takes effect'
 complete -c netacc -n "__fish_netacc_using_subcommand help; and __fish_seen_subcommand_from cfg" -f -a "get" -d 'Show some parameters; of one its value alone'
 complete -c netacc -n "__fish_netacc_using_subcommand help; and __fish_seen_subcommand_from cfg" -f -a "set" -d 'Set a parameter of processes that run'

@@ -79,6 +79,18 @@ if command -v tshark >/dev/null; then
   same tshark-one-gap-each 2 "$(wc -l <"$TMP/lost")"
 else skip tshark "no tshark"; fi
 
+# Back to TCP for good: that is said, and no end is made up.
+capture off -p "$SERVER"
+accel python3 "$APP" client "$PORT" "$TMP/off" 200 300 0.005 & CLIENT=$!; PIDS+=("$CLIENT")
+wait_for 20 any_shm "$SERVER"
+sleep 0.3
+"$LIB_DIR/netacc" cfg set NACC_ENABLE_RDMA_DEFAULT 0 -p "$SERVER" >"$TMP/switched" 2>&1 || fail off-switch "$(cat "$TMP/switched")"
+wait "$CLIENT"
+"$LIB_DIR/netacc" cfg set NACC_ENABLE_RDMA_DEFAULT 1 -p "$SERVER" >/dev/null
+sleep 0.3
+end_capture
+same off-says-so "True True" "$(ask off '"went on over the kernel" in of("sent")["said"][-1] + of("received")["said"][-1], "F" not in of("sent")["flags"] + of("received")["flags"]' "$TMP/off")"
+
 # Bulk may have gaps. No byte is wrong, and each gap is told (`read` looks at that).
 capture bulk -p "$SERVER"
 accel python3 "$APP" client "$PORT" "$TMP/b" 60 4000000 0 --bulk
@@ -159,6 +171,32 @@ capture exec -p "$BECOMES"
 wait_for_end "$CAPTURING" 20
 same exec-ends 0 "$STATUS"
 same exec-goes-on sleep "$(cat "/proc/$BECOMES/comm")"
+
+# Paths that change at random (tests/inject).
+if [ -e "$LIB_DIR/inject/libnetacc_preload.so" ]; then
+  own=$LIB LIB=$LIB_DIR/inject/libnetacc_preload.so
+  export NETACC_TEST_SWITCH=7
+  serve
+  talk switched
+  unset NETACC_TEST_SWITCH
+  LIB=$own
+  same switched-says-so True "$(ask switched 'sum("kernel" in said for said in of("sent")["said"]) > 3' "$TMP/switched")"
+else skip switched "no $LIB_DIR/inject: tests/inject"; fi
+
+# Fast connect: each connection has its own stream, though they share a carrier and its rings.
+PORT=$(free_port)
+export NACC_FAST_CONNECT=1
+become_accel python3 "$APP" server "$PORT" 2>"$TMP/server.err" & SERVER=$!; PIDS+=("$SERVER")
+wait_for 20 listens
+accel python3 "$APP" lives "$PORT" "$TMP/life" 3 60 300 0.002 & CLIENT=$!; PIDS+=("$CLIENT")
+capture lives -p "$SERVER"
+wait "$CLIENT"
+unset NACC_FAST_CONNECT
+sleep 0.5
+end_capture
+if out=$(ask lives '[d["state"][:5] for d in found.values()]' "$TMP/life.0" "$TMP/life.1" "$TMP/life.2"); then
+  ok lives-no-wrong-byte "$out"; else fail lives-no-wrong-byte "$out"; fi
+same lives-each-begins True "$(ask lives 'len(found) >= 2 and all(d["flags"][0] == "S" for d in found.values())' "$TMP/life.0" "$TMP/life.1" "$TMP/life.2")"
 
 # IPv6.
 serve --v6

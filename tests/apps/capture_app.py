@@ -3,12 +3,14 @@
 
     capture_app.py server PORT [--v6]
     capture_app.py client PORT FILE REQUESTS MOST PAUSE [--v6] [--bulk] [--exec]
+    capture_app.py lives PORT FILE CONNECTIONS REQUESTS MOST PAUSE
     capture_app.py read CAPTURE [FILE...]
 
-The server answers each request with the same bytes backwards. The client writes its port, and what
-it has sent and received, to FILE.sent and FILE.received. `read` compares a capture with such
-files: of each direction its bytes (`whole`, or `part: N gaps`), flags and comments, as JSON. A
-byte that is wrong, or a gap that no comment tells, is an error.
+The server answers each request with the same bytes backwards. The client writes its port to FILE,
+and what it has sent and received to FILE.sent and FILE.received; `lives` is so many, one behind the
+other, FILE.0 and so on. `read` compares a capture with such files: of each direction its bytes
+(`whole`, or `part: N gaps`), flags and comments, as JSON. A byte that is wrong, or a gap that no
+comment tells, is an error.
 """
 
 import json, os, pathlib, random, re, socket, struct, subprocess, sys, threading, time
@@ -120,21 +122,26 @@ class Direction:
 
 
 def read(capture, files):
-    truths = {}
+    # By the client's port what its connections carried: with fast connect several have the same.
+    truths, lives = {}, {}
     for file in map(pathlib.Path, files):
-        port = int(file.read_text())
-        truths[port] = [pathlib.Path(f"{file}.{what}").read_bytes() for what in ("sent", "received")]
+        both = [pathlib.Path(f"{file}.{what}").read_bytes() for what in ("sent", "received")]
+        truths.setdefault(int(file.read_text()), []).append(both)
     found = {}
     for from_port, to_port, seq, flags, payload, said in packets(pathlib.Path(capture).read_bytes()):
-        truth, way = (truths.get(from_port), 0) if from_port in truths else (truths.get(to_port), 1)
-        client_port = from_port if way == 0 and truth else to_port
-        direction = found.setdefault((client_port, "sent" if way == 0 else "received"), Direction())
-        direction.add(seq, flags, payload, said, truth and truth[way])
+        port, way = (from_port, 0) if from_port in truths else (to_port, 1)
+        lives[port] = lives.get(port, -1 if flags & 2 else 0) + (flags & 18 == 2)
+        life, known = lives[port], truths.get(port, [])
+        truth = known[life][way] if life < len(known) else None
+        name = f"{port} {('sent', 'received')[way]}" + (f" {life}" if life else "")
+        direction = found.setdefault(name, Direction())
+        direction.truth = truth
+        direction.add(seq, flags, payload, said, truth)
     answer = {}
-    for (port, way), d in found.items():
-        whole = port in truths and d.next == len(truths[port][way == "received"]) and not d.gaps
+    for name, d in found.items():
+        whole = d.truth is not None and d.next == len(d.truth) and not d.gaps
         state = "whole" if whole else f"part: {d.gaps} gaps, up to {d.next}"
-        answer[f"{port} {way}"] = {"state": state, "bytes": d.bytes, "flags": d.flags, "said": d.said}
+        answer[name] = {"state": state, "bytes": d.bytes, "flags": d.flags, "said": d.said}
     print(json.dumps(answer, indent=1))
 
 
@@ -146,6 +153,10 @@ def main():
     elif what == "client":
         port, file, requests, most, pause, *more = rest
         client(int(port), file, int(requests), int(most), float(pause), family, more)
+    elif what == "lives":
+        port, file, connections, requests, most, pause = rest
+        for number in range(int(connections)):
+            client(int(port), f"{file}.{number}", int(requests), int(most), float(pause), family, [])
     else:
         read(rest[0], rest[1:])
 

@@ -214,7 +214,8 @@ pub struct ConnRecord {
     pub ring_start: [AtomicU64; 2],
     /// Address of 32 bits that are not 0 while a thread of the process's sends.
     pub lock_at: AtomicU64,
-    /// How it came to be: [`CONNECTED`], [`ACCEPTED`], [`LATER_LIFE`].
+    /// How it came to be, and to its rings: [`CONNECTED`], [`ACCEPTED`], [`LATER_LIFE`],
+    /// [`BY_DEVICE`].
     pub origin: AtomicU64,
 }
 
@@ -224,6 +225,8 @@ pub const CONNECTED: u64 = 1;
 pub const ACCEPTED: u64 = 2;
 /// Its carrier, and its rings, have served another connection before.
 pub const LATER_LIFE: u64 = 4;
+/// What it receives is written into its ring by a device, of which no lock tells.
+pub const BY_DEVICE: u64 = 8;
 
 /// Where the rings of a connection are; of what is sent and of what is received.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]

@@ -35,8 +35,8 @@
 //! same ring.
 //!
 //! Who is neither end, and follows a ring from outside (`netacc capture`), may see one base and
-//! then another, and has to know whether there was a third one between them: so the
-//! producer says which base it has left (`base_before`), when it leaves it.
+//! then another, and has to know whether there was a third one between them: so the producer says
+//! which base it has left (`base_before`), when it leaves it.
 //!
 //! # Room
 //!

@@ -47,7 +47,7 @@ impl Ring {
     }
 
     fn stream(&self) -> Stream {
-        let mut stream = Stream::new(self.data.as_ptr() as u64, SIZE as u32).unwrap();
+        let mut stream = Stream::new(self.data.as_ptr() as u64, SIZE as u32, false).unwrap();
         assert_eq!(stream.begin(0, Some(0), 1, 0), 0);
         stream
     }
@@ -257,6 +257,20 @@ fn what_lies_under_a_send_is_not_told_before_that_has_ended() {
     assert_eq!((seen.next, seen.bytes, seen.gaps), (7000, 5000, 1));
 }
 
+/// Of what a device writes nobody knows how much is under way.
+#[test]
+fn of_a_device_only_what_is_unread_is_told() {
+    let (ring, memory) = (Ring::new(), ProcessMemory::open(std::process::id()).unwrap());
+    let (mut producer, mut consumer) = ring.ends();
+    let mut stream = Stream::new(ring.data.as_ptr() as u64, SIZE as u32, true).unwrap();
+    stream.begin(0, Some(0), 1, 0);
+    let mut seen = Seen::default();
+    write(&mut producer, 0, 100);
+    read(&mut consumer, 60);
+    ring.look(&mut stream, &memory, false, &mut seen);
+    assert_eq!((seen.next, seen.bytes, seen.gaps), (100, 40, 1));
+}
+
 /// Whatever stands in the memory.
 struct Nonsense(std::cell::RefCell<Random>);
 
@@ -280,7 +294,7 @@ fn words_of_any_value_are_survived() {
     let memory = Nonsense(std::cell::RefCell::new(Random(3)));
     let mut random = Random(11);
     for _ in 0..2000 {
-        let mut stream = Stream::new(1 << 40, SIZE as u32).unwrap();
+        let mut stream = Stream::new(1 << 40, SIZE as u32, random.below(2) == 0).unwrap();
         stream.begin(random.below(100), None, 1, random.below(100));
         for _ in 0..20 {
             let mut word = || match random.below(4) {
@@ -315,6 +329,6 @@ fn words_of_any_value_are_survived() {
         }
     }
     for size in [0, 1, 4095, 4097, u32::MAX, 1 << 31] {
-        assert!(Stream::new(0, size).is_none(), "{size}");
+        assert!(Stream::new(0, size, false).is_none(), "{size}");
     }
 }

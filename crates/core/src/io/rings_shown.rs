@@ -2,7 +2,7 @@
 
 use crate::socket::{Socket, flag};
 use core::sync::atomic::Ordering::*;
-use netacc_control::stats::{ACCEPTED, CONNECTED, ConnRecord, Rings};
+use netacc_control::stats::{ACCEPTED, BY_DEVICE, CONNECTED, ConnRecord, Rings};
 
 /// Shows where the rings are, to who looks on from outside. `life`: 0, or [`LATER_LIFE`]. While it
 /// is attached, or is being.
@@ -22,6 +22,6 @@ pub(super) fn show_rings(s: &Socket, r: &ConnRecord, life: u64) {
         words_at: [&s.tx_words, &s.rx_words].map(|words| words.load(Relaxed) as u64),
         bytes_at: [offer.tx_ring as u64, offer.rx_ring as u64],
         lock_at: core::ptr::from_ref(&s.tx_lock) as u64,
-        origin: made | life,
+        origin: made | life | if s.path().is_shared() { 0 } else { BY_DEVICE },
     });
 }

@@ -3,7 +3,7 @@
 use super::stream::{Behind, Mark, Said, Stream};
 use super::{Memory, ProcessMemory, Unreadable};
 use netacc_control::rings::{self, Words};
-use netacc_control::stats::{self, CONNECTED, LATER_LIFE, Path, Rings};
+use netacc_control::stats::{self, BY_DEVICE, CONNECTED, LATER_LIFE, Path, Rings};
 use std::collections::VecDeque;
 use std::rc::Rc;
 use std::time::{Duration, Instant};
@@ -43,6 +43,11 @@ impl Key {
         let words_at = connection.rings?.words_at;
         Some(Key { index, opened_unix_ns: connection.opened_unix_ns, words_at })
     }
+
+    /// Whether it is the same connection, perhaps with other rings.
+    pub fn is_same(&self, other: &Key) -> bool {
+        (self.index, self.opened_unix_ns) == (other.index, other.opened_unix_ns)
+    }
 }
 
 /// What a look has brought.
@@ -65,6 +70,8 @@ pub struct Connection {
     /// It was made when somebody looked already.
     is_new: bool,
     ended_at: Option<Instant>,
+    /// It has left its rings, which serve others, and goes on over the kernel's TCP.
+    has_left: bool,
     /// The peer's memory, and the lock there of its sending half.
     peer: Option<(Rc<ProcessMemory>, u64)>,
     /// What is certain, and has to wait for what the other direction had before.
@@ -89,13 +96,17 @@ impl Connection {
     pub fn new(key: Key, of: &stats::Connection, is_new: bool) -> Option<Connection> {
         let rings = of.rings?;
         let [sent, received] = rings.bytes_at;
-        let streams = [Stream::new(sent, rings.sizes[0])?, Stream::new(received, rings.sizes[1])?];
+        let is_by_device = rings.origin & BY_DEVICE != 0;
+        let [to_send, to_receive] = rings.sizes;
+        let streams =
+            [Stream::new(sent, to_send, false)?, Stream::new(received, to_receive, is_by_device)?];
         Some(Connection {
             key,
             rings,
             streams,
             is_new,
             ended_at: None,
+            has_left: false,
             peer: None,
             certain: Default::default(),
             certain_bytes: 0,
@@ -130,11 +141,19 @@ impl Connection {
         now: Now,
         tell: &mut impl FnMut(usize, Said),
     ) -> Result<Looked, Unreadable> {
+        if self.has_left {
+            return Ok(Looked::Idle);
+        }
         let words = self.words(memory)?;
-        if !self.streams.iter().zip(&words).any(|(stream, words)| stream.has_news(words)) {
+        let has_news = |(stream, words): (&Stream, _)| stream.has_news(words);
+        if !is_free(&words) && !self.streams.iter().zip(&words).any(has_news) {
             return Ok(Looked::Idle);
         }
         let Some(record) = self.own(records) else { return Ok(Looked::Over) };
+        if is_free(&words) {
+            self.leave(tell);
+            return Ok(Looked::News);
+        }
         let marks = self.marks();
         for (d, words) in words.iter().enumerate() {
             self.begin(d, words, &record, tell);
@@ -144,9 +163,14 @@ impl Connection {
         let is_idle = [is_unlocked(memory, self.rings.lock_at)?, self.is_peer_idle()];
         let behind = self.words(memory)?;
         let moved = |d: usize| words[d].epoch != behind[d].epoch;
-        if self.own(records).is_none() || is_free(&behind) {
+        if self.own(records).is_none() {
             self.back_to(marks);
             return Ok(Looked::Over);
+        }
+        if is_free(&behind) {
+            self.back_to(marks);
+            self.leave(tell);
+            return Ok(Looked::News);
         }
         if moved(0) || moved(1) {
             // What is said of epochs may be of different moments.
@@ -155,6 +179,17 @@ impl Connection {
         }
         self.settle(&behind, is_idle, now, tell);
         Ok(Looked::News)
+    }
+
+    /// It has left its rings for good, while it was open.
+    pub fn has_left(&self) -> bool {
+        self.has_left
+    }
+
+    /// Its rings serve others from here on.
+    fn leave(&mut self, tell: &mut impl FnMut(usize, Said)) {
+        self.has_left = true;
+        self.give_up(tell);
     }
 
     /// It has ended here: copies what is still there, if it is certainly its own.
@@ -166,6 +201,9 @@ impl Connection {
         tell: &mut impl FnMut(usize, Said),
     ) -> Result<(), Unreadable> {
         self.ended_at = Some(now.instant);
+        if self.has_left {
+            return Ok(());
+        }
         let words = self.words(memory)?;
         if is_free(&words) {
             return Ok(());
@@ -231,7 +269,8 @@ impl Connection {
 
     /// Which ends have said that they send nothing more: this side's, the peer's.
     pub fn ends(&self, memory: &impl Memory) -> [bool; 2] {
-        let Ok([sent, received]) = self.words(memory) else { return [false; 2] };
+        let words = self.words(memory).ok().filter(|_| !self.has_left);
+        let Some([sent, received]) = words else { return [false; 2] };
         // What each end says of itself stands where it consumes.
         let ended = |said: u64| said & (rings::HALF | rings::CLOSED) != 0;
         [ended(received.request), ended(sent.request)]
@@ -301,7 +340,7 @@ impl Connection {
         }
         let Some(start) = self.start(d, words, record) else { return };
         let (position, base) = match self.is_new {
-            false => (words.tail, None),
+            false => (words.tail, Some(words.base)),
             // Another one had the ring before; its stream begins here.
             true if self.rings.origin & LATER_LIFE != 0 => (start.wrapping_neg(), None),
             true => (0, Some(0)),

@@ -8,7 +8,8 @@ use super::{Memory, ProcessMemory, Unreadable};
 use crate::segment::{Segment, SegmentError};
 use crate::selection::Selection;
 use netacc_control::stats::{
-    self, ACCEPTED, CONNECTED, CONNS_OFFSET, ConnRecord, Header, PATH_SLOTS, Path,
+    self, ACCEPTED, BY_DEVICE, CONNECTED, CONNS_OFFSET, ConnRecord, Header, PATH_SLOTS, Path,
+    Reason,
 };
 use std::collections::{HashMap, HashSet};
 use std::fs::File;
@@ -49,6 +50,7 @@ pub struct Process {
     /// How many connections there are and were by path, as it said last.
     counts: [u64; 2 * PATH_SLOTS],
     scan_at: Instant,
+    scan_after: Instant,
     began_unix_ns: u64,
     is_gone: bool,
 }
@@ -64,6 +66,17 @@ struct Followed {
     peer_pid: u32,
     /// How often the peer's end was looked for.
     peer_looks: u32,
+}
+
+impl Followed {
+    /// It has come onto other rings.
+    fn renew<W: Write>(&mut self, key: Key, of: &stats::Connection, story: &mut Story<W>) {
+        self.connection.give_up(&mut |d, said| story.say(&mut self.told, d, said));
+        if let Some(connection) = Connection::new(key, of, true) {
+            self.connection = connection;
+            self.due = Instant::now();
+        }
+    }
 }
 
 /// A process that is the other end.
@@ -137,6 +150,7 @@ impl Process {
             peers: HashMap::new(),
             counts: [u64::MAX; 2 * PATH_SLOTS],
             scan_at: Instant::now(),
+            scan_after: Instant::now(),
             began_unix_ns,
             is_gone: false,
         })
@@ -166,9 +180,12 @@ impl Process {
         now: Now,
     ) -> (bool, Instant) {
         let counts = self.counts();
-        if counts != self.counts || now.instant >= self.scan_at {
+        let has_changed = counts != self.counts && now.instant >= self.scan_after;
+        if has_changed || now.instant >= self.scan_at {
             self.counts = counts;
             self.scan(selection, pairs, story, now);
+            // (Where connections come and go all the time most of it is for looking at rings.)
+            self.scan_after = Instant::now() + 4 * now.instant.elapsed();
             self.scan_at = now.instant + SCAN;
         }
         let mut next = now.instant + PAUSE_MAX;
@@ -229,7 +246,7 @@ impl Process {
             }
         });
         let is_there = |index: &u32, it: &Followed| {
-            there.get(index).is_some_and(|(key, _)| *key == it.connection.key())
+            there.get(index).is_some_and(|(key, _)| key.is_same(&it.connection.key()))
         };
         let followed = self.followed.iter();
         let gone: Vec<u32> = followed.filter(|(i, it)| !is_there(i, it)).map(|(i, _)| *i).collect();
@@ -237,8 +254,10 @@ impl Process {
             self.end(index, pairs, story, now);
         }
         for (index, (key, connection)) in there {
-            if !self.followed.contains_key(&index) {
-                self.begin(key, &connection, pairs, story, now);
+            match self.followed.get_mut(&index) {
+                Some(it) if it.connection.key() != key => it.renew(key, &connection, story),
+                Some(_) => {}
+                None => self.begin(key, &connection, pairs, story, now),
             }
         }
         self.find_peers();
@@ -291,7 +310,15 @@ impl Process {
             of.opened_unix_ns >= self.began_unix_ns && origin & (CONNECTED | ACCEPTED) != 0;
         let Some(connection) = Connection::new(key, of, is_whole) else { return };
         pairs.insert((local, peer));
-        let path = connection_path(of);
+        // One of before that had the same addresses (a carrier's earlier life) ends first.
+        let is_before = |it: &Followed| it.told.ends() == [local, peer];
+        while let Some(at) = self.ending.iter().position(is_before) {
+            let mut it = self.ending.swap_remove(at);
+            it.connection.give_up(&mut |d, said| story.say(&mut it.told, d, said));
+            self.conclude(it, story, now);
+        }
+        // (No direction may have left TCP yet.)
+        let path = if origin & BY_DEVICE == 0 { Path::Shm } else { Path::Rdma }.name();
         let note = format!("{path}, {}, descriptor {}, {local} > {peer}", self.title(), of.fd);
         let mut told = story.connection(self.interface, [local, peer], &note);
         if is_whole {
@@ -337,8 +364,14 @@ impl Process {
 
     /// All is told of it but its end.
     fn conclude<W: Write>(&self, mut it: Followed, story: &mut Story<W>, now: Now) {
-        let last = it.connection.last_words(&self.segment.file).filter(|_| it.is_whole);
-        if let Some(last) = last {
+        let last = it.connection.last_words(&self.segment.file);
+        let is_accelerated = |last: &stats::Connection| last.reason == Reason::None as u32;
+        let is_plain = it.connection.has_left() || !last.as_ref().is_none_or(is_accelerated);
+        if last.is_none() {
+            // (Its record is another connection's already.)
+            story.remark(&mut it.told, "how much came behind this is not known");
+        }
+        if let Some(last) = last.filter(|_| it.is_whole) {
             for (d, bytes) in [last.tx_bytes, last.rx_bytes].iter().enumerate() {
                 let all = crate::selection::sum(bytes);
                 story.reconcile(&mut it.told, d, all, bytes[Path::Tcp as usize]);
@@ -346,6 +379,11 @@ impl Process {
         }
         if self.is_gone {
             let why = "the process has ended, or has become another program";
+            return story.leave(&mut it.told, why, now.unix_ns);
+        }
+        if is_plain {
+            // (Nobody counts what goes there, so nobody knows where its end is.)
+            let why = "it went on over the kernel's TCP, and how much came there is not known";
             return story.leave(&mut it.told, why, now.unix_ns);
         }
         let [_, peer_ended] = it.connection.ends(&self.memory);
@@ -375,10 +413,4 @@ fn open(pid: u32) -> Result<(ProcessMemory, Segment), SegmentError> {
     // In this order: who can still be read behind this had its number all the time.
     let memory = ProcessMemory::open(pid)?;
     Ok((memory, Segment::of(pid)?))
-}
-
-/// The better path of its directions.
-fn connection_path(of: &stats::Connection) -> &'static str {
-    let code = of.tx_path.max(of.rx_path);
-    Path::from_code(code).map_or("path not known", Path::name)
 }

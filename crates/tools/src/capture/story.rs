@@ -155,6 +155,14 @@ impl<W: Write> Story<W> {
         self.say(told, d, Said::Kernel(told.next[d].wrapping_add(by_kernel)));
     }
 
+    /// Something is to be said of both directions with what comes next.
+    pub fn remark(&mut self, told: &mut Told, what: &str) {
+        for d in [0, 1] {
+            self.tell_lost(told, d);
+            note(told, d).push_str(what);
+        }
+    }
+
     /// A direction has ended.
     pub fn end(&mut self, told: &mut Told, d: usize, time_ns: u64) {
         if !std::mem::replace(&mut told.has_ended[d], true) {

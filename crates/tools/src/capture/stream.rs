@@ -21,8 +21,11 @@
 //! A byte that is not certain is lost, and so is one whose base is not known: where two bases came
 //! between two looks (`base_before` tells). Where nobody can say that no send is under way, a tail
 //! that does not move for [`QUIET`] has to do: a producer that was stopped for so long in the
-//! middle of a copy, over bytes that were read before and copied meanwhile, would be taken for one
-//! that has finished.
+//! middle of a copy, over bytes that were read before and copied meanwhile, would be taken
+//! for one that has finished.
+//!
+//! Where a device writes into the ring, what is under way may be several messages, and a tail says
+//! nothing of those behind it: there only what the consumer still has is certain.
 
 use super::{Memory, Unreadable};
 use netacc_control::rings::Words;
@@ -50,6 +53,8 @@ pub enum Said {
 pub struct Stream {
     bytes_at: u64,
     size: u64,
+    /// A device of the peer's writes into it, several messages at a time.
+    is_by_device: bool,
     /// Up to where it was copied.
     place: Option<Place>,
     copied: VecDeque<Copied>,
@@ -109,11 +114,12 @@ pub struct Behind {
 
 impl Stream {
     /// That of a ring of so many bytes. `None`: no ring has that size.
-    pub fn new(bytes_at: u64, size: u32) -> Option<Stream> {
+    pub fn new(bytes_at: u64, size: u32, is_by_device: bool) -> Option<Stream> {
         const SIZES: std::ops::RangeInclusive<u32> = 4096..=64 << 20;
         (size.is_power_of_two() && SIZES.contains(&size)).then(|| Stream {
             bytes_at,
             size: u64::from(size),
+            is_by_device,
             place: None,
             copied: VecDeque::new(),
             quiet_since: Instant::now(),
@@ -168,6 +174,11 @@ impl Stream {
         time_ns: u64,
     ) -> Result<(), Unreadable> {
         let Some(place) = self.place else { return Ok(()) };
+        let ahead = words.base.wrapping_sub(words.tail);
+        if ahead != 0 && ahead <= self.size {
+            // Words of two moments: the next look is another one.
+            return Ok(());
+        }
         if words.epoch == place.epoch || !words.is_on_ring() {
             // (Behind the end of its epoch on the ring nothing comes before the next one begins.)
             let is_next = words.epoch.wrapping_sub(place.epoch) <= 1;
@@ -178,7 +189,7 @@ impl Stream {
         let Some(start) = start else { return Ok(()) };
         let first = words.fast_from.wrapping_sub(start);
         if first.wrapping_sub(place.position) > words.tail.wrapping_sub(place.position) {
-            // Words of two moments: the next look is another one.
+            // The same.
             return Ok(());
         }
         let is_next = words.epoch.wrapping_sub(place.epoch) == 2;
@@ -287,10 +298,15 @@ impl Stream {
                 Copied::Piece(piece) => piece,
             };
             let tail_behind = *piece.tail_behind.get_or_insert(words.tail);
-            let is_over = behind.is_idle || is_quiet || words.tail != tail_behind;
+            let is_over =
+                self.is_by_device || behind.is_idle || is_quiet || words.tail != tail_behind;
             if !piece.is_certain && !is_over {
                 self.copied.push_front(Copied::Piece(piece));
                 break;
+            }
+            if !piece.is_certain && self.is_by_device {
+                tell(Said::Lost(piece.offset.wrapping_add(piece.bytes.len() as u64)));
+                continue;
             }
             if !piece.is_certain {
                 self.take_lost(&mut piece, words, tell);
