@@ -171,31 +171,6 @@ static POOL: Mutex<Vec<&'static Epoll>> = Mutex::new(Vec::new());
 pub struct Counted {
     inside: Option<(&'static Epoll, u32)>,
     sleep: Option<Sleep>,
-    listens: Listens,
-}
-
-/// A thread that waits in a set with listeners at which others accept, too: their peers know of it
-/// meanwhile.
-#[derive(Default)]
-struct Listens(Option<c_int>);
-
-impl Listens {
-    #[cold]
-    fn begin(&mut self, epfd: c_int) {
-        self.0 = Some(epfd);
-        signals::held(|| fast::waits_in(epfd));
-    }
-}
-
-impl Drop for Listens {
-    #[inline]
-    fn drop(&mut self) {
-        if let Some(epfd) = self.0.take() {
-            // (One with connections of its own is a loop of events.)
-            let comes_again = fd_table::epoll(epfd).is_some_and(|e| at(e).active.load(Relaxed));
-            signals::held(|| fast::waited_in(epfd, comes_again));
-        }
-    }
 }
 
 impl Counted {
@@ -203,13 +178,7 @@ impl Counted {
     #[inline]
     fn enter(e: &'static Epoll) -> (Counted, bool) {
         let (time, active) = e.outside.enter(&e.active);
-        (Counted { inside: Some((e, time)), sleep: None, listens: Listens::default() }, active)
-    }
-    /// It goes there after all, as `inside`, or does not.
-    #[inline]
-    fn become_inside(&mut self, mut inside: Counted) {
-        inside.listens = Listens(self.listens.0.take());
-        *self = inside;
+        (Counted { inside: Some((e, time)), sleep: None }, active)
     }
     /// The thread has come out of that wait with so many events, or an error.
     #[inline]
@@ -217,7 +186,20 @@ impl Counted {
         if let Some(sleep) = self.sleep.take() {
             sleep.over(n > 0);
         }
+        if fast::has_shared()
+            && let Some((e, _)) = self.inside
+        {
+            leaves_listeners(e, e.fd.load(Relaxed));
+        }
     }
+}
+
+/// A thread waits no more in a set with listeners at which others accept, too. (One with
+/// connections of its own is a loop of events.)
+#[cold]
+#[inline(never)]
+fn leaves_listeners(e: &Epoll, epfd: c_int) {
+    signals::held(|| fast::waited_in(epfd, e.active.load(Relaxed)));
 }
 
 impl Drop for Counted {

@@ -218,7 +218,8 @@ fn listen_here(
         return true;
     }
     let all = inner.items.len();
-    if inner.listeners.try_reserve(1).is_err() || inner.ready.reserve(all + 2).is_err() {
+    let room = (inner.listeners.try_reserve(1), inner.ready.reserve(all + 2));
+    if room.0.is_err() || room.1.is_err() || inner.news.reserve(all + 2).is_err() {
         return false;
     }
     let (events, data) = (ev.events, ev.u64);

@@ -6,7 +6,7 @@ use super::report::is_news;
 use super::report::{Kernel, Local, Out, collect, collect_here, give_way, sort, visit};
 use super::{
     Counted, DOORBELL, EXTRAS, Epoll, Inner, KERNEL, KERNEL_VISIT_TICKS, LOOK_NS, TURNS, VISITS,
-    at, come_in, prod, prune_if_due, untag,
+    at, come_in, leaves_listeners, prod, prune_if_due, untag,
 };
 use crate::channel::Peers;
 use crate::engines::Engines;
@@ -38,7 +38,7 @@ pub(crate) unsafe fn wait(
         return PASS;
     }
     if fast::has_shared() {
-        counted.listens.begin(epfd);
+        enters_listeners(epfd);
     }
     if !e.active.load(Acquire) {
         if !e.waited.load(Relaxed) {
@@ -48,7 +48,7 @@ pub(crate) unsafe fn wait(
         let (inside, active) = Counted::enter(e);
         // Either this sees that the set is active now, or `take_place` sees the thread.
         if !active {
-            counted.become_inside(inside);
+            *counted = inside;
             if timeout_ns == 0 || !mask.is_null() || !e.connections.load(Relaxed) {
                 return PASS;
             }
@@ -57,8 +57,9 @@ pub(crate) unsafe fn wait(
                 let mut left = timeout_ns;
                 // SAFETY: as it came.
                 let r = unsafe { look_and_sleep(epfd, events, max, &mut left, habit) };
-                counted.become_inside(Counted::default());
+                *counted = Counted::default();
                 if let Some(r) = r {
+                    leaves_listeners(e, epfd);
                     return r;
                 }
                 // SAFETY: as it came.
@@ -84,11 +85,22 @@ pub(crate) unsafe fn wait(
         light(e, &mut e.inner.lock());
     }
     let _ = signals::leave(section);
+    if fast::has_shared() && r != PASS {
+        leaves_listeners(e, epfd);
+    }
     if r == PASS && !go_outside(e, counted) {
         // SAFETY: as it came.
         return unsafe { wait(epfd, events, max, timeout_ns, mask, counted) };
     }
     r
+}
+
+/// A thread begins to wait in a set with listeners at which others accept, too: their peers know of
+/// it meanwhile.
+#[cold]
+#[inline(never)]
+fn enters_listeners(epfd: c_int) {
+    signals::held(|| fast::waits_in(epfd));
 }
 
 /// Whether the set has connections that the library follows. Once they are gone its waits are not
@@ -155,7 +167,7 @@ fn go_outside(e: &'static Epoll, counted: &mut Counted) -> bool {
     let (inside, active) = Counted::enter(e);
     let outside = !active || e.place.load(Relaxed) == 0;
     if outside {
-        counted.become_inside(inside);
+        *counted = inside;
     }
     outside
 }

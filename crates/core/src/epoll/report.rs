@@ -114,11 +114,13 @@ pub(super) fn collect_here(
     while left > 0 && out.n < out.max {
         left -= 1;
         let Some(index) = inner.ready.pop_front() else { return };
-        if index == LISTENERS {
-            if !report_listeners(inner, out) {
-                return;
+        if index >= LISTENERS {
+            if index == LISTENERS {
+                if !report_listeners(inner, out) {
+                    return;
+                }
+                continue;
             }
-        } else if index == KERNEL {
             match kernel {
                 _ if inner.sent_by_kernel <= inner.looked_at => inner.kernel_queued = false,
                 Kernel::Look(epfd) if inner.looked_in != inner.wait || !out.is_done() => {

@@ -97,12 +97,6 @@ pub(super) struct Listening {
     pub(super) seen: u64,
 }
 
-impl Listening {
-    pub(super) fn is(&self, l: &Listener) -> bool {
-        core::ptr::eq(self.listener, l) && l.is(self.fd)
-    }
-}
-
 impl Item {
     /// What the application puts into a set, which the kernel has until it is attached.
     pub(super) fn new(on: Named, ev: epoll_event) -> Item {
@@ -239,7 +233,7 @@ impl Inner {
         let all = self.items.len() + 1;
         self.free.try_reserve(all.saturating_sub(self.free.len())).ok()?;
         self.ready.reserve(all + 2).ok()?;
-        self.news.reserve(all + 1).ok()?;
+        self.news.reserve(all + 2).ok()?;
         self.extras.try_reserve(all.saturating_sub(self.extras.len())).ok()?;
         self.items.try_reserve(1).ok()?;
         if self.items.len() >= DOORBELL as usize {
@@ -325,7 +319,6 @@ impl Inner {
             return;
         }
         let (by_clock, mut sent) = (self.by_clock, self.sent_by_kernel);
-        let (listeners, mut taken) = (&self.listeners, false);
         let (news, items, ready) = (&mut self.news, &mut self.items, &mut self.ready);
         for c in &self.channels {
             c.my_place(place - 1).drain(|slot| {
@@ -346,24 +339,22 @@ impl Inner {
                     if !news.push(place_in_time(stamp, by_clock), index) {
                         queue(items, ready, index)
                     }
-                } else if s.is(State::Parked) {
-                    let is_here = |l: &Listener| listeners.iter().any(|here| here.is(l));
-                    taken |= io::hear_taken(s, is_here);
+                } else if hears_taken(e, s) {
+                    let _ = news.push(0, LISTENERS);
                 }
             });
         }
         // In the order in which it came, as the kernel reports it.
         news.take(|index| {
-            if index != KERNEL {
+            if index < LISTENERS {
                 queue(items, ready, index);
-            } else if !self.kernel_queued {
+            } else if index == LISTENERS && !self.listeners_queued {
+                self.listeners_queued = ready.push_back(LISTENERS);
+            } else if index == KERNEL && !self.kernel_queued {
                 self.kernel_queued = ready.push_back(KERNEL);
             }
         });
         self.sent_by_kernel = sent;
-        if taken {
-            self.queue_listeners();
-        }
     }
     /// One of the listeners may have something to give out.
     #[cold]
@@ -381,6 +372,15 @@ impl Inner {
             self.kernel_queued = self.ready.push_back(KERNEL);
         }
     }
+}
+
+/// News of a slot of which the set has no item: true where a listener in it has something to give
+/// out.
+#[cold]
+#[inline(never)]
+fn hears_taken(e: &Epoll, s: &'static Socket) -> bool {
+    let is_here = |l: &Listener| l.is_waited_for_in(e.fd.load(Relaxed));
+    s.is(State::Parked) && io::hear_taken(s, is_here)
 }
 
 /// Takes the mark of a channel among the news. Returns when that was sent which it stands for.

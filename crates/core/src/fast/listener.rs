@@ -624,7 +624,7 @@ impl Listener {
         let _ = self.is_waited_for_in(set) || self.sets.iter().any(free);
     }
 
-    fn is_waited_for_in(&self, set: c_int) -> bool {
+    pub(crate) fn is_waited_for_in(&self, set: c_int) -> bool {
         self.sets.iter().any(|of| of.load(Relaxed) == set + 1)
     }
 

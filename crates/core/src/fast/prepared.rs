@@ -94,8 +94,14 @@ pub(crate) fn lend(domain: c_int, flags: c_int) -> Option<c_int> {
 #[inline]
 pub(crate) fn give_away(fd: c_int) {
     if LENT.load(Relaxed) != 0 {
-        close_each(|p| p.lent == Some(fd));
+        give_away_lent(fd);
     }
+}
+
+#[cold]
+#[inline(never)]
+fn give_away_lent(fd: c_int) {
+    close_each(|p| p.lent == Some(fd));
 }
 
 /// As [`give_away`], of all that are lent.
