@@ -37,12 +37,7 @@ pub(crate) unsafe fn ctl(epfd: c_int, op: c_int, fd: c_int, event: *mut epoll_ev
 unsafe fn ctl_ours(epfd: c_int, op: c_int, fd: c_int, event: *mut epoll_event, raw: u64) -> Ret {
     let mut entry = fd_table::decode(raw);
     if let Entry::Fresh(_) = entry {
-        fast::give_away(fd);
-        // In a set before it is connected: its connection takes the registration over.
-        if op == libc::EPOLL_CTL_ADD && crate::unconnected::make_unconnected(fd).is_none() {
-            fd_table::refuse(fd, Reason::NoMemory);
-        }
-        entry = fd_table::get(fd);
+        entry = put_before_connected(op, fd);
     }
     let (s, g) = match entry {
         Entry::Socket(s, g) => (s, g),
@@ -105,6 +100,17 @@ unsafe fn ctl_ours(epfd: c_int, op: c_int, fd: c_int, event: *mut epoll_event, r
         }
     }
     ctl_attached(e, epfd, op, on, ev)
+}
+
+/// In a set before it is connected: its connection takes the registration over.
+#[cold]
+#[inline(never)]
+fn put_before_connected(op: c_int, fd: c_int) -> Entry {
+    fast::give_away(fd);
+    if op == libc::EPOLL_CTL_ADD && crate::unconnected::make_unconnected(fd).is_none() {
+        fd_table::refuse(fd, Reason::NoMemory);
+    }
+    fd_table::get(fd)
 }
 
 /// The kernel keeps it, but for one that had fired when it went there ([`Item::absent`]).

@@ -85,8 +85,8 @@ pub(crate) unsafe fn wait(
         light(e, &mut e.inner.lock());
     }
     let _ = signals::leave(section);
-    if fast::has_shared() && r != PASS {
-        leaves_listeners(e, epfd);
+    if fast::has_shared() {
+        leave_unless(r == PASS, e, epfd);
     }
     if r == PASS && !go_outside(e, counted) {
         // SAFETY: as it came.
@@ -101,6 +101,14 @@ pub(crate) unsafe fn wait(
 #[inline(never)]
 fn enters_listeners(epfd: c_int) {
     signals::held(|| fast::waits_in(epfd));
+}
+
+#[cold]
+#[inline(never)]
+fn leave_unless(goes_on: bool, e: &Epoll, epfd: c_int) {
+    if !goes_on {
+        leaves_listeners(e, epfd);
+    }
 }
 
 /// Whether the set has connections that the library follows. Once they are gone its waits are not

@@ -348,10 +348,13 @@ impl Inner {
         news.take(|index| {
             if index < LISTENERS {
                 queue(items, ready, index);
-            } else if index == LISTENERS && !self.listeners_queued {
-                self.listeners_queued = ready.push_back(LISTENERS);
-            } else if index == KERNEL && !self.kernel_queued {
-                self.kernel_queued = ready.push_back(KERNEL);
+            } else {
+                let mark = if index == KERNEL {
+                    &mut self.kernel_queued
+                } else {
+                    &mut self.listeners_queued
+                };
+                queue_mark(ready, mark, index);
             }
         });
         self.sent_by_kernel = sent;
@@ -371,6 +374,15 @@ impl Inner {
         if !self.kernel_queued {
             self.kernel_queued = self.ready.push_back(KERNEL);
         }
+    }
+}
+
+/// [`KERNEL`] and [`LISTENERS`] are queued once.
+#[cold]
+#[inline(never)]
+fn queue_mark(ready: &mut Queue, is_queued: &mut bool, index: u32) {
+    if !*is_queued {
+        *is_queued = ready.push_back(index);
     }
 }
 
