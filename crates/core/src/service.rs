@@ -145,7 +145,8 @@ impl Service {
         if !heap::plenty() {
             return Some(Reason::NoMemory);
         }
-        (!self.is_running()).then(|| Reason::from_code(self.not_started.load(Relaxed))).flatten()
+        let why = Reason::from_code(self.not_started.load(Relaxed));
+        why.filter(|why| *why != Reason::None && !self.is_running())
     }
 
     /// Starts the thread if it does not run. False: it cannot be, or there is no memory for what it
@@ -168,8 +169,8 @@ impl Service {
             return false;
         }
         (state.process, state.start_again_at) = (process::id(), now + START_AGAIN_NS);
-        self.not_started.store(Reason::NoMemory as u32, Relaxed);
         if !state.prepare() {
+            self.not_started.store(Reason::NoMemory as u32, Relaxed);
             return false;
         }
         let epoll = numbers::make(|| sys::epoll_create1(libc::EPOLL_CLOEXEC));
@@ -180,7 +181,6 @@ impl Service {
             && bell >= 0
             && unsafe { sys::epoll_ctl(epoll, libc::EPOLL_CTL_ADD, bell, &mut event) } >= 0;
         if ok {
-            self.not_started.store(Reason::Internal as u32, Relaxed);
             state.epoll = epoll;
             self.bell.store(bell, Release);
             self.woken.store(false, Release);
@@ -192,6 +192,7 @@ impl Service {
                 self.running.store(process::id(), Release);
                 return true;
             }
+            self.not_started.store(Reason::Internal as u32, Relaxed);
             state.epoll = -1;
             self.bell.store(-1, Release);
             self.requests.close();
@@ -745,6 +746,7 @@ impl Service {
         self.state.lock().after_fork();
         strangers::after_fork_in_child();
         auth::after_fork_in_child();
+        self.not_started.store(0, Relaxed);
         self.running.store(0, Release);
         self.held_until.store(0, Release);
         self.watch_at.store(0, Release);
@@ -778,6 +780,7 @@ extern "C" fn run(service: *mut c_void) -> *mut c_void {
     // Somebody closed our descriptors behind our back: no more agreements, and no other thread;
     // what is agreed goes on.
     service.state.lock().start_again_at = u64::MAX;
+    service.not_started.store(Reason::Internal as u32, Relaxed);
     service.running.store(0, Release);
     core::ptr::null_mut()
 }

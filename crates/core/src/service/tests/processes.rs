@@ -261,3 +261,13 @@ fn the_thread_does_it_by_itself() {
         assert_eq!(offer_of(cs).slot, offer_of(as_).slot);
     }
 }
+
+#[test]
+fn what_keeps_the_thread_from_running_is_the_reason() {
+    let s = service();
+    assert_eq!(s.hindrance(), None, "nothing has");
+    s.not_started.store(Reason::NoDescriptor as u32, Relaxed);
+    assert_eq!(s.hindrance(), Some(Reason::NoDescriptor));
+    s.running.store(process::id(), Release);
+    assert_eq!(s.hindrance(), None, "it runs");
+}
