@@ -72,8 +72,8 @@ fn by_ring(item: &Item, channel: &Channel) -> Option<ByRing> {
 }
 
 /// What a kept item has to report; reads shared words, and asks the kernel only where the carrier
-/// matters.
-#[inline]
+/// matters. (Where it stands is left to nobody: it is most of a wait.)
+#[inline(always)]
 pub(super) fn evaluate(item: &mut Item) -> u32 {
     let channel = item.socket.channel().filter(|_| !item.plain);
     let Some(channel) = channel else { return evaluate_plain(item) };
@@ -94,7 +94,7 @@ pub(super) fn evaluate_edge(item: &mut Item) -> u32 {
     // maker alone may use may not even be there.)
     if item.plain || item.socket.channel().is_none() {
         item.seen = None;
-        return evaluate(item);
+        return evaluate_plain(item);
     }
     let (before, seen) = (item.seen, Seen::by(item));
     // Where the carrier is asked nothing is left of it: what that says is an edge.
