@@ -49,6 +49,7 @@ mod need_kernel;
 mod off;
 mod outlive;
 mod park;
+mod probe;
 mod promote;
 mod put;
 mod receive;
@@ -91,6 +92,7 @@ pub(crate) use park::{
     Fresh, connect, end_listener, find_taken, give_out, give_up_listener, hear_taken, is_taken,
     on_ring, serves, share_listener, sweep_in_time, waits_elsewhere,
 };
+pub(crate) use probe::{begin_probe, end_probe, probed_by, set_probed};
 pub(crate) use promote::{may_send_on_carrier, on_more_room, on_nodelay};
 pub(crate) use receive::unread;
 use receive::{recv_attached, recv_one};

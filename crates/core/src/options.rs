@@ -157,7 +157,9 @@ pub(crate) unsafe fn setsockopt(
             _ => io::need_kernel(fd, Reason::SocketOption),
         }
     }
-    PASS
+    // SAFETY: the caller's promise.
+    let set = |on| unsafe { io::set_probed(on, (level, name), value, len) };
+    io::probed_by(fd, level, name).and_then(set).unwrap_or(PASS)
 }
 
 pub(crate) unsafe fn on_setsockopt(
@@ -322,6 +324,9 @@ pub(crate) unsafe fn getsockopt(
         && let Some((s, _)) = fd_table::socket(fd)
     {
         harmless::settle_some(s, fd, 1 << i);
+    }
+    if let Some(on) = io::probed_by(fd, level, name) {
+        io::end_probe(on.s, on.g);
     }
     if level == libc::IPPROTO_TCP && name == syn::TCP_SAVED_SYN {
         syn::before_asked(fd_table::socket(fd).map(|(s, _)| &s.syn), fd);

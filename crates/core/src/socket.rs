@@ -62,6 +62,8 @@ pub(crate) struct TxEnd {
     pub(crate) resend_mark: Option<u64>,
     /// While the library's own SO_LINGER stands on the carrier ([`crate::io`]'s `linger`).
     pub(crate) linger: Option<Linger>,
+    /// While a probe is under way: the application's options ([`crate::io`]'s `probe`).
+    pub(crate) probed: Option<[i32; 4]>,
     /// The peer was told that this end has left the ring for good (within the host).
     pub(crate) told_left: bool,
     /// Changes of path to order (tests only).

@@ -224,6 +224,7 @@ fn put_ends(
             unsettled: !moved.tx_idle,
             resend_mark: None,
             linger: None,
+            probed: None,
             told_left: false,
             switches: Switches::new(),
         });

@@ -4,6 +4,7 @@ use super::end_in_reset::{RESET_ON_CLOSE, closes_as_ever, leaves_unread, never_l
 use super::ends::{hold_rx, hold_tx, publish_held};
 use super::leave::to_kernel;
 use super::outlive::{await_peer, outlives_close, outlives_for_child};
+use super::probe::put_back;
 use super::say_end::{announce_end, say_end};
 use crate::channel::{producer_quiet, quiet};
 use crate::outcome::Ret;
@@ -59,6 +60,7 @@ pub(super) fn let_go(
 pub(crate) fn last_name(s: &'static Socket, fd: c_int, for_child: bool) -> LastName {
     let Ok(mut h) = hold_tx(s, s.generation16()) else { return LastName::Gone };
     publish_held(&mut h);
+    put_back(&mut h, fd);
     // Under the lock: nothing new gets under way meanwhile.
     if s.waiters.load(SeqCst) > 0 {
         // The kernel's calls hold the file; ours hold a name of it.

@@ -114,8 +114,8 @@ impl Leaving {
     }
 
     /// Nothing is waited for any more.
-    fn over(mut self) -> Departure {
-        self.probes.stop(self.departure.socket());
+    fn over(self) -> Departure {
+        drop(self.probes);
         self.departure
     }
 }

@@ -2,6 +2,7 @@
 
 use super::links::{Conn, Fault, Link};
 use super::pairs::{Age, Pair, PairState, unlink, until_free};
+use super::probes::Quiet;
 use super::{Remote, memory};
 use crate::log::debug_log;
 use crate::queues::Queue;
@@ -79,6 +80,8 @@ impl Remote {
             }
         }
         p.state = PairState::Lost;
+        // (With it ends a probe that is under way.)
+        p.quiet = Quiet::default();
         let lived = if p.ready_since == 0 { 0 } else { now.saturating_sub(p.ready_since) };
         if let Some(engine) = p.engine.as_ref() {
             debug_log!("pair {number} is lost: {:?} ({})", engine.lost(), why.name());

@@ -3,14 +3,13 @@
 //! A carrier is idle while its connection is on RDMA, so nothing comes of a host that has rebooted,
 //! which would answer any packet by a reset. So while a link is broken, and nobody answers where it
 //! led, the kernel has to send a packet on the carriers of connections that wait: a keep-alive
-//! probe, for which the options of keep-alive are others for a moment ([`Probe`]). A reset is
+//! probe, for which the options of keep-alive are others for a moment ([`UnderWay`]). A reset is
 //! TCP's own, and ends the connection as ever. And where a carrier's probes are not answered
 //! either, a queue pair on which something does not arrive is lost, whatever its device says: some
 //! never say that nobody is there, and TCP below iWARP says so after a quarter of an hour.
 
 use crate::socket::Socket;
-use crate::{carrier, io, sys};
-use core::ffi::c_int;
+use crate::{carrier, io};
 
 /// The first probe comes when nothing was heard for so long, the others after twice as long each
 /// time. (TCP's packets would be sent again in the same way.)
@@ -21,44 +20,31 @@ const ANSWER_NS: u64 = 1_000_000_000;
 /// So many probes without an answer, of a minute in all: nobody is there.
 const UNANSWERED: u32 = 5;
 
-/// What a probe needs, in this order: no limit of the application's ends its connection for it; and
-/// the last one has the kernel look at the time at once, which is over.
-const NEEDS: [(c_int, c_int, c_int); 4] = [
-    (libc::IPPROTO_TCP, libc::TCP_USER_TIMEOUT, 0),
-    (libc::IPPROTO_TCP, libc::TCP_KEEPCNT, 127),
-    (libc::SOL_SOCKET, libc::SO_KEEPALIVE, 1),
-    (libc::IPPROTO_TCP, libc::TCP_KEEPIDLE, 1),
-];
+/// A probe on its way: it ends with this, whatever becomes of what waited for it, and the options
+/// are the application's again.
+struct UnderWay {
+    s: &'static Socket,
+    g: u16,
+}
 
-/// A probe on its way, and what the application has set.
-struct Probe([c_int; NEEDS.len()]);
-
-impl Probe {
-    fn begin(fd: c_int) -> Probe {
-        let mut before = [0; NEEDS.len()];
-        for ((level, name, needs), was) in NEEDS.iter().zip(&mut before) {
-            let _ = sys::getsockopt(fd, *level, *name, was);
-            let _ = sys::setsockopt(fd, *level, *name, needs);
-        }
-        Probe(before)
+impl UnderWay {
+    fn begin(s: &'static Socket) -> UnderWay {
+        let g = s.generation16();
+        io::begin_probe(s, g);
+        UnderWay { s, g }
     }
+}
 
-    /// What the application sets meanwhile stays.
-    fn end(self, fd: c_int) {
-        for ((level, name, needs), was) in NEEDS.iter().zip(&self.0).rev() {
-            let mut now = 0;
-            let asked = sys::getsockopt(fd, *level, *name, &mut now);
-            if asked >= 0 && now == *needs && *was != *needs {
-                let _ = sys::setsockopt(fd, *level, *name, was);
-            }
-        }
+impl Drop for UnderWay {
+    fn drop(&mut self) {
+        io::end_probe(self.s, self.g);
     }
 }
 
 /// The probes of one carrier.
 #[derive(Default)]
 pub(super) struct Probes {
-    under_way: Option<Probe>,
+    under_way: Option<UnderWay>,
     /// When the next one begins, or this one ends; 0: it has not been thought of.
     at: u64,
     pause: u64,
@@ -67,8 +53,8 @@ pub(super) struct Probes {
 }
 
 impl Probes {
-    /// What is due by now. The carrier's lock is held.
-    fn time(&mut self, now: u64, fd: c_int) {
+    /// What is due by now, of that connection's carrier.
+    pub(super) fn ask(&mut self, now: u64, s: &'static Socket) {
         if self.at == 0 {
             (self.at, self.pause) = (now + FIRST_NS, FIRST_NS);
         }
@@ -77,11 +63,13 @@ impl Probes {
         }
         match self.under_way.take() {
             Some(probe) => {
-                probe.end(fd);
-                self.ended(now, carrier::unanswered_ns(fd) == 0);
+                drop(probe);
+                let mut answered = true;
+                io::with_carrier(s, |fd| answered = carrier::unanswered_ns(fd) == 0);
+                self.ended(now, answered);
             }
             None => {
-                self.under_way = Some(Probe::begin(fd));
+                self.under_way = Some(UnderWay::begin(s));
                 self.at = now + ANSWER_NS;
             }
         }
@@ -97,24 +85,6 @@ impl Probes {
     pub(super) fn are_in_vain(&self) -> bool {
         self.unanswered >= UNANSWERED
     }
-
-    pub(super) fn is_under_way(&self) -> bool {
-        self.under_way.is_some()
-    }
-
-    /// Nothing is waited for any more.
-    pub(super) fn stop(&mut self, s: &'static Socket) {
-        if let Some(probe) = core::mem::take(self).under_way {
-            io::with_carrier(s, |fd| probe.end(fd));
-        }
-    }
-
-    /// As [`Probes::time`], of that connection's.
-    pub(super) fn ask(&mut self, now: u64, s: &'static Socket) {
-        if now >= self.at {
-            io::with_carrier(s, |fd| self.time(now, fd));
-        }
-    }
 }
 
 /// Of a pair whose link is broken: whether anything arrives.
@@ -129,13 +99,14 @@ pub(super) struct Quiet {
 }
 
 impl Quiet {
-    /// Since when something has not arrived. 0: all has.
+    /// Since when something has not arrived. 0: all has. Where anything has, probes are thought of
+    /// anew.
     pub(super) fn since(&mut self, now: u64, sent: u32, granted: u32) -> u64 {
         if sent == granted {
-            self.since = 0;
+            *self = Quiet::default();
         } else if self.since == 0 || self.granted != granted {
             (self.granted, self.since) = (granted, now);
-            self.probes.unanswered = 0;
+            self.probes = Probes::default();
         }
         self.since
     }

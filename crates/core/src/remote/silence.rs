@@ -80,7 +80,7 @@ impl Remote {
         for x in self.leaving.iter_mut().filter(|x| x.link == i && x.serial == serial) {
             if !awaits_peer(channel, wire, x.slot, x.departure.socket()) {
                 x.unheard_since = 0;
-                x.probes.stop(x.departure.socket());
+                x.probes = Probes::default();
                 continue;
             }
             if !answers {
@@ -88,10 +88,6 @@ impl Remote {
             }
             if x.unheard_since == 0 {
                 x.unheard_since = now;
-            }
-            if x.probes.is_under_way() {
-                // (What the application has set is another limit's just now.)
-                continue;
             }
             let patience = x.departure.user_timeout_ns().unwrap_or(PATIENCE_NS).max(LEAST_NS);
             if now.saturating_sub(x.unheard_since.max(silent_since)) > patience {
@@ -120,15 +116,15 @@ impl Remote {
             let first = p.slots().find(|slot| l.conns.get(*slot).is_some_and(|c| c.is_carried()));
             let of = |slot: Option<usize>| l.conns.get(slot?).filter(|c| c.is_carried())?.socket;
             let asked = of(p.quiet.slot);
-            if since == 0 || asked.is_none() {
-                // (What a connection that is over had set is its own affair.)
-                p.quiet.probes = Probes::default();
-                p.quiet.slot = if since == 0 { None } else { first };
+            if since == 0 {
+                continue;
+            }
+            if asked.is_none() {
+                (p.quiet.probes, p.quiet.slot) = (Probes::default(), first);
             }
             let Some(s) = of(p.quiet.slot) else { continue };
             p.quiet.probes.ask(now, s);
             if p.quiet.probes.are_in_vain() || io::carrier_is_reset(s) {
-                p.quiet.probes.stop(s);
                 lost.push(p.number);
             }
         }
@@ -142,16 +138,11 @@ impl Remote {
     pub(super) fn stop_probes(&mut self, i: usize) {
         let Some(l) = self.link_mut(i) else { return };
         for p in l.pairs.iter_mut() {
-            let slot = core::mem::take(&mut p.quiet.slot);
-            let c = slot.and_then(|slot| l.conns.get(slot)).filter(|c| c.is_carried());
-            if let Some(s) = c.and_then(|c| c.socket) {
-                p.quiet.probes.stop(s);
-            }
             p.quiet = Quiet::default();
         }
         let serial = l.serial;
         for x in self.leaving.iter_mut().filter(|x| x.link == i && x.serial == serial) {
-            x.probes.stop(x.departure.socket());
+            x.probes = Probes::default();
         }
     }
 }

@@ -6,6 +6,7 @@
 use super::super::blocking::Blocking;
 use super::super::end_in_reset::{For, RESET_ON_CLOSE, end_as_ever};
 use super::super::ends::{RxHeld, TxHeld, corrupt, hold_rx, hold_tx, load_ack};
+use super::super::probe::{put_back, user_timeout_ms};
 use super::PULL_BACK_STRICT_NS;
 use super::between_hosts::wake_leavers;
 use super::halves::{Limits, carry_out, freeze, look_at_rx, look_at_tx};
@@ -151,10 +152,9 @@ impl Departure {
     /// TCP's patience with a peer that does not answer, if the application has set it
     /// (TCP_USER_TIMEOUT).
     pub(crate) fn user_timeout_ns(&self) -> Option<u64> {
-        let mut ms: c_int = 0;
-        self.on_carrier(|fd| {
-            let _ = sys::getsockopt(fd, libc::IPPROTO_TCP, libc::TCP_USER_TIMEOUT, &mut ms);
-        });
+        let Blocking(s, g) = self.held;
+        let h = hold_tx(s, g).ok()?;
+        let ms = user_timeout_ms(&h, s.fd.load(Acquire));
         (ms > 0).then(|| u64::from(ms.unsigned_abs()) * 1_000_000)
     }
 
@@ -200,6 +200,7 @@ impl Departure {
             // back.
             let own = !s.channel.swap(core::ptr::null_mut(), AcqRel).is_null();
             end_as_ever(&mut tx, fd, For::Sending);
+            put_back(&mut tx, fd);
             let counts = if again && s.names() > 0 && !s.has(flag::ORPHAN | flag::FIN_LATER) {
                 self.offsets(&tx, &rx, fd)
             } else {

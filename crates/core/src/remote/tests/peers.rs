@@ -311,6 +311,85 @@ fn a_carrier_is_probed_while_nothing_is_heard_of_the_peer() {
     }
 }
 
+/// What a probe changes, as the kernel has it.
+fn probed(fd: c_int) -> [c_int; 4] {
+    [
+        option(fd, libc::SOL_SOCKET, libc::SO_KEEPALIVE),
+        option(fd, libc::IPPROTO_TCP, libc::TCP_USER_TIMEOUT),
+        option(fd, libc::IPPROTO_TCP, libc::TCP_KEEPIDLE),
+        option(fd, libc::IPPROTO_TCP, libc::TCP_KEEPCNT),
+    ]
+}
+
+const PROBED: [c_int; 4] = [1, 0, 1, 127];
+
+/// A pair on which nothing arrives, while a probe is under way; and the options of before.
+fn while_probed(side: usize) -> (Rig, usize, [c_int; 4]) {
+    let mut rig = Rig::new(Order::Prompt, Model::ROCE, 2);
+    let i = rig.connect(0, 1);
+    rig.promoted(i);
+    patience_with(&rig, i, side, Some(60));
+    let fd = rig.conns[i][side].fd;
+    let before = probed(fd);
+    rig.hosts[1 - side].stopped = true;
+    rig.links_end(1, side);
+    rig.send(i, side, 5000);
+    let begins = (0..20).any(|_| {
+        rig.seconds(1);
+        probed(fd) == PROBED
+    });
+    assert!(begins, "{}", rig.describe());
+    (rig, i, before)
+}
+
+#[test]
+fn a_probe_ends_with_what_it_waits_for() {
+    for side in [C, A] {
+        for is_lost in [false, true] {
+            let (mut rig, i, before) = while_probed(side);
+            let fd = rig.conns[i][side].fd;
+            if is_lost {
+                let remote = rig.remote(side);
+                let at = remote.links.iter().position(|l| l.is_some()).unwrap();
+                remote.lose_pair(at, 0, Reason::RdmaLost, false);
+                assert_eq!(probed(fd), before);
+            } else {
+                rig.hosts[1 - side].stopped = false;
+                rig.drain(i);
+                rig.seconds(2);
+            }
+            rig.settle();
+            assert_eq!(probed(fd), before, "{is_lost}: {}", rig.describe());
+            rig.kill(0);
+            rig.kill(1);
+        }
+    }
+}
+
+/// Its own options are what the application hears, and what it sets stays.
+#[test]
+fn options_that_are_set_during_a_probe_stay() {
+    let (mut rig, i, before) = while_probed(C);
+    let fd = rig.conns[i][C].fd;
+    let mut len = 4;
+    let (mut told, set) = (0, 1);
+    let (at, new) = ((&raw mut told).cast::<c_void>(), (&raw const set).cast::<c_void>());
+    // SAFETY: an int.
+    let r = unsafe {
+        crate::options::getsockopt(fd, libc::IPPROTO_TCP, libc::TCP_KEEPCNT, at, &mut len)
+    };
+    assert_eq!((r, probed(fd)), (crate::api::PASS, before));
+    // SAFETY: an int.
+    let r =
+        unsafe { crate::options::setsockopt(fd, libc::SOL_SOCKET, libc::SO_KEEPALIVE, new, len) };
+    assert_eq!(r, 0);
+    let [_, rest @ ..] = before;
+    rig.seconds(2);
+    assert_eq!(probed(fd).split_first(), Some((&1, &rest[..])), "{}", rig.describe());
+    rig.kill(0);
+    rig.kill(1);
+}
+
 /// A host that has rebooted knows nothing of its connections, and says so to who asks; also where a
 /// device never says that its peer is gone.
 #[test]

@@ -174,6 +174,7 @@ fn on_the_ring(of: &Socket) -> &'static Socket {
             unsettled: false,
             resend_mark: None,
             linger: None,
+            probed: None,
             told_left: false,
             switches: crate::inject::Switches::new(),
         });
