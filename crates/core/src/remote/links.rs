@@ -406,6 +406,7 @@ impl Remote {
                 Phase::Connecting | Phase::Greeting | Phase::Resuming => {
                     let at = l.patience();
                     self.at(at);
+                    self.end_probes_in_time(i, now);
                 }
                 Phase::Gone if !l.in_use() => self.drop_link(i),
                 Phase::Up => self.time_unheard(i, now),

@@ -61,18 +61,25 @@ impl Probes {
         if now < self.at {
             return;
         }
-        match self.under_way.take() {
-            Some(probe) => {
-                drop(probe);
-                let mut answered = true;
-                io::with_carrier(s, |fd| answered = carrier::unanswered_ns(fd) == 0);
-                self.ended(now, answered);
-            }
-            None => {
-                self.under_way = Some(UnderWay::begin(s));
-                self.at = now + ANSWER_NS;
-            }
+        if self.end_in_time(now).is_none() && now >= self.at {
+            self.under_way = Some(UnderWay::begin(s));
+            self.at = now + ANSWER_NS;
         }
+    }
+
+    /// Ends one that has had its time. When that is, if one is under way still.
+    pub(super) fn end_in_time(&mut self, now: u64) -> Option<u64> {
+        let probe = self.under_way.take()?;
+        if now < self.at {
+            self.under_way = Some(probe);
+            return Some(self.at);
+        }
+        let s = probe.s;
+        drop(probe);
+        let mut answered = true;
+        io::with_carrier(s, |fd| answered = carrier::unanswered_ns(fd) == 0);
+        self.ended(now, answered);
+        None
     }
 
     fn ended(&mut self, now: u64, answered: bool) {

@@ -134,6 +134,18 @@ impl Remote {
         }
     }
 
+    /// While the link is tried to resume, which may take longer than a probe.
+    pub(super) fn end_probes_in_time(&mut self, i: usize, now: u64) {
+        let Some(l) = self.link_mut(i) else { return };
+        let serial = l.serial;
+        let of_pairs = l.pairs.iter_mut().filter_map(|p| p.quiet.probes.end_in_time(now)).min();
+        let leaving = self.leaving.iter_mut().filter(|x| x.link == i && x.serial == serial);
+        let next = leaving.filter_map(|x| x.probes.end_in_time(now)).chain(of_pairs).min();
+        if let Some(at) = next {
+            self.at(at);
+        }
+    }
+
     /// The link is up again, or over, or its host answers.
     pub(super) fn stop_probes(&mut self, i: usize) {
         let Some(l) = self.link_mut(i) else { return };
