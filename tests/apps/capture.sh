@@ -97,6 +97,7 @@ accel python3 "$APP" client "$PORT" "$TMP/b" 60 4000000 0 --bulk
 sleep 1.5
 end_capture
 if out=$(ask bulk 'found' "$TMP/b"); then ok bulk-no-wrong-byte; else fail bulk-no-wrong-byte "$out"; fi
+same bulk-has-bytes "[True, True]" "$(ask bulk '[of(way)["bytes"] > 0 for way in ("sent", "received")]' "$TMP/b")"
 same bulk-end "['240000480', '240000480']" "$(ask bulk '[of(way)["state"].replace("whole", "x 240000480").split()[-1] for way in ("sent", "received")]' "$TMP/b")"
 gaps=$(ask bulk 'sum("missing" in said for d in found.values() for said in d["said"])' "$TMP/b")
 check bulk-gaps-summed grep -qE "$([ "$gaps" = 0 ] && echo 'no gap' || echo "$gaps gaps of")" "$TMP/bulk.said"

@@ -271,6 +271,42 @@ fn of_a_device_only_what_is_unread_is_told() {
     assert_eq!((seen.next, seen.bytes, seen.gaps), (100, 40, 1));
 }
 
+/// The bytes of a ring, and no words.
+struct Bytes(Vec<u8>);
+
+impl Memory for Bytes {
+    fn read(&self, at: u64, to: &mut [u8]) -> Result<(), Unreadable> {
+        to.copy_from_slice(&self.0[at as usize..][..to.len()]);
+        Ok(())
+    }
+}
+
+/// A device writes several messages before its peer says that the first one is there: that one
+/// bounds nothing.
+#[test]
+fn what_a_device_writes_ahead_is_never_told() {
+    let mut stream = Stream::new(0, SIZE as u32, true).unwrap();
+    stream.begin(0, Some(0), 1, 0);
+    let size = SIZE as u64;
+    let mut memory = Bytes((0..size).map(byte).collect());
+    let words = Words { tail: size, held: size, epoch: 1, ..Words::default() };
+    // All was taken, and three messages of 1000 bytes have come over it, before it was copied.
+    for at in size..size + 3000 {
+        memory.0[(at - size) as usize] = byte(at);
+    }
+    stream.copy(&memory, &words, None, 0).unwrap();
+    let behind = Words { head: size, ..words };
+    let mut seen = Seen::default();
+    let mut settle = |words, is_idle| {
+        let later = Instant::now() + Duration::from_secs(9);
+        stream.settle(&Behind { words, is_idle }, later, &mut |said| seen.add(said));
+    };
+    settle(behind, true);
+    // The first of them is announced.
+    settle(Words { tail: size + 1000, held: size + 1000, ..behind }, true);
+    assert_eq!((seen.next, seen.bytes, seen.gaps), (size, 0, 1));
+}
+
 /// Whatever stands in the memory.
 struct Nonsense(std::cell::RefCell<Random>);
 
