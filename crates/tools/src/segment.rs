@@ -123,6 +123,12 @@ impl Segment {
     }
 }
 
+/// The users of a process: real, effective, saved, and for files.
+pub fn users(pid: u32) -> Result<String, SegmentError> {
+    let status = status(&PathBuf::from(format!("/proc/{pid}")))?;
+    Ok(field(&status, "Uid:").unwrap_or_default().to_owned())
+}
+
 /// What `/proc/PID/status` says of a process that is not over.
 fn status(directory: &Path) -> Result<String, SegmentError> {
     let status = lossy(&directory.join("status"))?;

@@ -11,6 +11,7 @@ use netacc_control::stats::{
     self, ACCEPTED, BY_DEVICE, CONNECTED, CONNS_OFFSET, ConnRecord, Header, PATH_SLOTS, Path,
     Reason,
 };
+use std::collections::hash_map::Entry;
 use std::collections::{HashMap, HashSet};
 use std::fs::File;
 use std::io::Write;
@@ -45,8 +46,8 @@ pub struct Process {
     interface: u32,
     followed: HashMap<u32, Followed>,
     ending: Vec<Followed>,
-    /// Other ends' processes of this host, as far as they can be looked into.
-    peers: HashMap<u32, Option<Peer>>,
+    /// Other ends' processes of this host, as far as they can be looked into, and are of use.
+    peers: HashMap<u32, Peer>,
     /// How many connections there are and were by path, as it said last.
     counts: [u64; 2 * PATH_SLOTS],
     scan_at: Instant,
@@ -263,7 +264,8 @@ impl Process {
         self.find_peers();
     }
 
-    /// Finds the other ends, where they can be looked into: they show when they send.
+    /// Finds the other ends, where they can be looked into: they show when they send. Only those of
+    /// the same user: what another one says of its sends is no proof.
     fn find_peers(&mut self) {
         let mut wanted: HashMap<u32, Vec<&mut Followed>> = HashMap::new();
         for it in self.followed.values_mut() {
@@ -273,11 +275,15 @@ impl Process {
             }
         }
         for (pid, all) in wanted {
-            let peer = self.peers.entry(pid).or_insert_with(|| {
-                let (memory, segment) = open(pid).ok()?;
-                Some(Peer { memory: Rc::new(memory), segment })
-            });
-            let Some(peer) = peer else { continue };
+            let peer = match self.peers.entry(pid) {
+                Entry::Occupied(there) => there.into_mut(),
+                Entry::Vacant(place) => match open(pid) {
+                    Ok((memory, segment)) if is_same_user(self.pid, pid) => {
+                        place.insert(Peer { memory: Rc::new(memory), segment })
+                    }
+                    _ => continue,
+                },
+            };
             let mut locks = HashMap::new();
             records(&peer.segment.file, |_, connection| {
                 let rings = connection.rings.map(|rings| rings.lock_at);
@@ -290,6 +296,7 @@ impl Process {
                 }
             }
         }
+        self.peers.retain(|_, peer| Rc::strong_count(&peer.memory) > 1);
     }
 
     fn begin<W: Write>(
@@ -407,6 +414,12 @@ impl Process {
             self.conclude(it, story, now);
         }
     }
+}
+
+/// Whether both are of one user, and have been all the time, as far as they say.
+fn is_same_user(one: u32, other: u32) -> bool {
+    let ids = |pid| crate::segment::users(pid).ok();
+    ids(one).is_some_and(|one| ids(other) == Some(one))
 }
 
 fn open(pid: u32) -> Result<(ProcessMemory, Segment), SegmentError> {
