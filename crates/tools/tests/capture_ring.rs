@@ -94,7 +94,7 @@ impl Seen {
                 self.gaps += u64::from(offset > self.next);
                 self.next = offset;
             }
-            Said::Kernel(_) | Said::Begins(_) => unreachable!(),
+            Said::Kernel(_) | Said::Begins(..) => unreachable!(),
         }
     }
 }

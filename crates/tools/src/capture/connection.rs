@@ -3,8 +3,9 @@
 use super::stream::{Behind, Mark, Said, Stream};
 use super::{Memory, ProcessMemory, Unreadable};
 use netacc_control::rings::{self, Words};
-use netacc_control::stats::{self, BY_DEVICE, CONNECTED, LATER_LIFE, Path, Rings};
-use std::collections::VecDeque;
+use netacc_control::stats::{self, ACCEPTED, BY_DEVICE, CONNECTED, LATER_LIFE, Path, Rings};
+use std::collections::{HashSet, VecDeque};
+use std::net::SocketAddr;
 use std::rc::Rc;
 use std::time::{Duration, Instant};
 
@@ -15,8 +16,6 @@ const PATIENCE: Duration = Duration::from_millis(200);
 pub trait Records {
     /// That of a number, open or not.
     fn record(&self, index: u32) -> Option<Record>;
-    /// Whether an open connection has the ring with its words at that address.
-    fn is_used(&self, words_at: u64) -> bool;
 }
 
 /// A record at one moment.
@@ -29,24 +28,39 @@ pub struct Record {
 }
 
 /// What distinguishes a connection from others that had, or will have, its record or its rings.
+/// (A record may be read while it is written: what it says of the rings belongs together if it says
+/// the same twice, and while it goes on saying that.)
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Key {
     /// The number of its record.
     pub index: u32,
     opened_unix_ns: u64,
-    words_at: [u64; 2],
+    /// (The time alone is that of a coarse clock.)
+    ends: [SocketAddr; 2],
+    rings: Rings,
 }
 
 impl Key {
-    /// That of a connection with rings.
+    /// That of a connection with addresses and rings.
     pub fn of(index: u32, connection: &stats::Connection) -> Option<Key> {
-        let words_at = connection.rings?.words_at;
-        Some(Key { index, opened_unix_ns: connection.opened_unix_ns, words_at })
+        let (ends, rings) = ([connection.local?, connection.peer?], connection.rings?);
+        Some(Key { index, opened_unix_ns: connection.opened_unix_ns, ends, rings })
+    }
+
+    /// When the connection was made.
+    pub fn opened_unix_ns(&self) -> u64 {
+        self.opened_unix_ns
+    }
+
+    /// Whether its record is as old as the connection.
+    pub fn is_of_whole_life(&self) -> bool {
+        self.rings.origin & (CONNECTED | ACCEPTED) != 0
     }
 
     /// Whether it is the same connection, perhaps with other rings.
     pub fn is_same(&self, other: &Key) -> bool {
-        (self.index, self.opened_unix_ns) == (other.index, other.opened_unix_ns)
+        let of = |key: &Key| (key.index, key.opened_unix_ns, key.ends);
+        of(self) == of(other)
     }
 }
 
@@ -65,7 +79,6 @@ pub enum Looked {
 #[derive(Debug)]
 pub struct Connection {
     key: Key,
-    rings: Rings,
     streams: [Stream; 2],
     /// It was made when somebody looked already.
     is_new: bool,
@@ -77,6 +90,20 @@ pub struct Connection {
     /// What is certain, and has to wait for what the other direction had before.
     certain: [VecDeque<(u64, Said)>; 2],
     certain_bytes: usize,
+    /// As [`Connection::ends`] and [`Connection::has_all`].
+    ends: [bool; 2],
+    has_all: [bool; 2],
+    /// What was copied at its end, and is its own if nobody has the rings by now.
+    last: Last,
+}
+
+/// What a look at, or behind, the end of a connection has found.
+#[derive(Debug, Default)]
+struct Last {
+    /// Before the copies, where there are some.
+    marks: Option<[Mark; 2]>,
+    /// The words behind them, and whether the peer is idle.
+    behind: Option<([Words; 2], bool)>,
 }
 
 /// Directions wait for each other, but not with more bytes than that.
@@ -102,7 +129,6 @@ impl Connection {
             [Stream::new(sent, to_send, false)?, Stream::new(received, to_receive, is_by_device)?];
         Some(Connection {
             key,
-            rings,
             streams,
             is_new,
             ended_at: None,
@@ -110,7 +136,15 @@ impl Connection {
             peer: None,
             certain: Default::default(),
             certain_bytes: 0,
+            ends: [false; 2],
+            has_all: [false; 2],
+            last: Last::default(),
         })
+    }
+
+    /// It has been on its rings.
+    pub fn has_begun(&self) -> bool {
+        self.streams.iter().any(Stream::has_begun)
     }
 
     /// Whether nobody knows when its peer sends.
@@ -146,7 +180,8 @@ impl Connection {
         }
         let words = self.words(memory)?;
         let has_news = |(stream, words): (&Stream, _)| stream.has_news(words);
-        if !is_free(&words) && !self.streams.iter().zip(&words).any(has_news) {
+        let is_same = !is_free(&words) && ends(&words) == self.ends;
+        if is_same && !self.streams.iter().zip(&words).any(has_news) {
             return Ok(Looked::Idle);
         }
         let Some(record) = self.own(records) else { return Ok(Looked::Over) };
@@ -160,7 +195,7 @@ impl Connection {
             let start = self.start(d, words, &record);
             self.streams[d].copy(memory, words, start, now.unix_ns)?;
         }
-        let is_idle = [is_unlocked(memory, self.rings.lock_at)?, self.is_peer_idle()];
+        let is_idle = [is_unlocked(memory, self.key.rings.lock_at)?, self.is_peer_idle()];
         let behind = self.words(memory)?;
         let moved = |d: usize| words[d].epoch != behind[d].epoch;
         if self.own(records).is_none() {
@@ -177,6 +212,7 @@ impl Connection {
             self.back_to(marks);
             return Ok(Looked::News);
         }
+        self.ends = ends(&behind);
         self.settle(&behind, is_idle, now, tell);
         Ok(Looked::News)
     }
@@ -192,20 +228,16 @@ impl Connection {
         self.give_up(tell);
     }
 
-    /// It has ended here: copies what is still there, if it is certainly its own.
-    pub fn end(
-        &mut self,
-        memory: &impl Memory,
-        records: &impl Records,
-        now: Now,
-        tell: &mut impl FnMut(usize, Said),
-    ) -> Result<(), Unreadable> {
+    /// It has ended here: copies what is still there. It is told when it is known whose it is
+    /// ([`Connection::settle_end`]).
+    pub fn end(&mut self, memory: &impl Memory, now: Now) -> Result<(), Unreadable> {
         self.ended_at = Some(now.instant);
         if self.has_left {
             return Ok(());
         }
         let words = self.words(memory)?;
         if is_free(&words) {
+            self.last.behind = Some((words, false));
             return Ok(());
         }
         let marks = self.marks();
@@ -213,49 +245,60 @@ impl Connection {
             // (Its record says no more where a new epoch begins.)
             self.streams[d].copy(memory, words, None, now.unix_ns)?;
         }
+        let is_peer_idle = self.is_peer_idle();
         let behind = self.words(memory)?;
         let is_same =
             |d: usize| words[d].epoch == behind[d].epoch && words[d].tail == behind[d].tail;
-        let is_own = is_same(0) && !is_free(&behind) && !self.is_used_again(records);
-        if !is_own || words[1].epoch != behind[1].epoch {
+        if !is_same(0) || is_free(&behind) || words[1].epoch != behind[1].epoch {
             self.back_to(marks);
             return Ok(());
         }
-        self.settle_behind_end(memory, now, tell);
+        self.last = Last { marks: Some(marks), behind: Some((behind, is_peer_idle)) };
         Ok(())
     }
 
-    /// Looks once more behind its end. True: that was the last time.
-    pub fn look_behind_end(
+    /// Looks at the words behind its end, if that has not been done yet.
+    pub fn look_behind_end(&mut self, memory: &impl Memory) {
+        if self.last.behind.is_none() && !self.has_left && self.streams.iter().any(Stream::waits) {
+            let is_peer_idle = self.is_peer_idle();
+            self.last.behind = self.words(memory).ok().map(|words| (words, is_peer_idle));
+        }
+    }
+
+    /// Tells what has become certain. `used`: where the words of the rings are that open
+    /// connections have, as it was found behind that look. True: that was the last time.
+    pub fn settle_end(
         &mut self,
-        memory: &impl Memory,
-        records: &impl Records,
+        used: &HashSet<u64>,
         now: Now,
         tell: &mut impl FnMut(usize, Said),
     ) -> bool {
-        let is_late = self.ended_at.is_none_or(|at| now.instant - at > PATIENCE);
-        let waits = self.streams.iter().any(Stream::waits);
-        if !waits {
-            return true;
+        let last = std::mem::take(&mut self.last);
+        let is_used = self.key.rings.words_at.iter().any(|at| used.contains(at));
+        if is_used && let Some(marks) = last.marks {
+            self.back_to(marks);
         }
-        if is_late || self.is_used_again(records) || !self.settle_behind_end(memory, now, tell) {
+        let Some((words, is_peer_idle)) = last.behind.filter(|_| !is_used) else {
+            self.give_up(tell);
+            return true;
+        };
+        // (Words that are free begin with zeros when they are used next, so they say it still.)
+        let said = ends(&words);
+        self.ends = [self.ends[0] || said[0], self.ends[1] || said[1]];
+        for (d, words) in words.iter().enumerate() {
+            self.has_all[d] = words.is_on_ring() && self.streams[d].is_at(words);
+        }
+        let is_late = self.ended_at.is_none_or(|at| now.instant - at > PATIENCE);
+        if is_late || is_free(&words) {
             self.give_up(tell);
             return true;
         }
-        !self.streams.iter().any(Stream::waits)
-    }
-
-    /// This side sends no more. False: the words are no more its own.
-    fn settle_behind_end(
-        &mut self,
-        memory: &impl Memory,
-        now: Now,
-        tell: &mut impl FnMut(usize, Said),
-    ) -> bool {
-        let is_idle = [true, self.is_peer_idle()];
-        let words = self.words(memory).ok().filter(|words| !is_free(words));
-        let Some(words) = words else { return false };
-        self.settle(&words, is_idle, now, tell);
+        // This side sends no more.
+        self.settle(&words, [true, is_peer_idle], now, tell);
+        if self.streams.iter().any(Stream::waits) {
+            return false;
+        }
+        self.give_up(tell);
         true
     }
 
@@ -268,12 +311,13 @@ impl Connection {
     }
 
     /// Which ends have said that they send nothing more: this side's, the peer's.
-    pub fn ends(&self, memory: &impl Memory) -> [bool; 2] {
-        let words = self.words(memory).ok().filter(|_| !self.has_left);
-        let Some([sent, received]) = words else { return [false; 2] };
-        // What each end says of itself stands where it consumes.
-        let ended = |said: u64| said & (rings::HALF | rings::CLOSED) != 0;
-        [ended(received.request), ended(sent.request)]
+    pub fn ends(&self) -> [bool; 2] {
+        self.ends
+    }
+
+    /// Which directions were copied up to their ends.
+    pub fn has_all(&self) -> [bool; 2] {
+        self.has_all
     }
 
     fn settle(
@@ -306,7 +350,7 @@ impl Connection {
     /// Tells what is certain, in the order in which it was seen: a reply not before its request.
     fn tell_in_order(&mut self, tell: &mut impl FnMut(usize, Said)) {
         // Who connects asks, who accepts answers.
-        let leader = usize::from(self.rings.origin & CONNECTED == 0);
+        let leader = usize::from(self.key.rings.origin & CONNECTED == 0);
         let waits = |d: usize, stream: &Stream| stream.waits_since().map(|at| (at, d != leader));
         let barriers = [waits(0, &self.streams[0]), waits(1, &self.streams[1])];
         loop {
@@ -342,11 +386,12 @@ impl Connection {
         let (position, base) = match self.is_new {
             false => (words.tail, Some(words.base)),
             // Another one had the ring before; its stream begins here.
-            true if self.rings.origin & LATER_LIFE != 0 => (start.wrapping_neg(), None),
+            true if self.key.rings.origin & LATER_LIFE != 0 => (start.wrapping_neg(), None),
             true => (0, Some(0)),
         };
         let offset = self.streams[d].begin(position, base, words.epoch, start);
-        tell(d, if self.is_new { Said::Kernel(offset) } else { Said::Begins(offset) });
+        let [by_kernel, ..] = [record.tx_bytes, record.rx_bytes][d];
+        tell(d, if self.is_new { Said::Kernel(offset) } else { Said::Begins(offset, by_kernel) });
     }
 
     /// The offset of the stream that position 0 of the ring would have, in the epoch of `words`.
@@ -358,7 +403,7 @@ impl Connection {
             return Some(record.ring_start[d]);
         }
         // The first one begins where the ring does.
-        let is_first = words.epoch == 1 && self.rings.origin & LATER_LIFE == 0;
+        let is_first = words.epoch == 1 && self.key.rings.origin & LATER_LIFE == 0;
         is_first.then_some(words.fast_from)
     }
 
@@ -376,10 +421,6 @@ impl Connection {
         (Key::of(self.key.index, &it) == Some(self.key)).then_some(it)
     }
 
-    fn is_used_again(&self, records: &impl Records) -> bool {
-        self.key.words_at.iter().any(|at| records.is_used(*at))
-    }
-
     /// At this moment no thread of the peer's is in a send, as far as can be known.
     fn is_peer_idle(&mut self) -> bool {
         let Some((memory, lock_at)) = &self.peer else { return false };
@@ -391,7 +432,7 @@ impl Connection {
     }
 
     fn words(&self, memory: &impl Memory) -> Result<[Words; 2], Unreadable> {
-        let [sent, received] = self.key.words_at;
+        let [sent, received] = self.key.rings.words_at;
         let first = sent.min(received);
         if sent.abs_diff(received) != rings::BYTES as u64 {
             let one = |at| {
@@ -423,6 +464,12 @@ fn is_unlocked(memory: &impl Memory, lock_at: u64) -> Result<bool, Unreadable> {
     let mut word = [0; 4];
     memory.read(lock_at, &mut word)?;
     Ok(word == [0; 4])
+}
+
+/// Which ends have said that they send nothing more. (Each says it where it consumes.)
+fn ends([sent, received]: &[Words; 2]) -> [bool; 2] {
+    let ended = |said: u64| said & (rings::HALF | rings::CLOSED) != 0;
+    [ended(received.request), ended(sent.request)]
 }
 
 /// The rings may serve another connection.

@@ -8,8 +8,7 @@ use super::{Memory, ProcessMemory, Unreadable};
 use crate::segment::{Segment, SegmentError};
 use crate::selection::Selection;
 use netacc_control::stats::{
-    self, ACCEPTED, BY_DEVICE, CONNECTED, CONNS_OFFSET, ConnRecord, Header, PATH_SLOTS, Path,
-    Reason,
+    self, BY_DEVICE, CONNECTED, CONNS_OFFSET, ConnRecord, Header, PATH_SLOTS, Path, Reason,
 };
 use std::collections::hash_map::Entry;
 use std::collections::{HashMap, HashSet};
@@ -48,6 +47,7 @@ pub struct Process {
     ending: Vec<Followed>,
     /// Other ends' processes of this host, as far as they can be looked into, and are of use.
     peers: HashMap<u32, Peer>,
+    seen: Seen,
     /// How many connections there are and were by path, as it said last.
     counts: [u64; 2 * PATH_SLOTS],
     scan_at: Instant,
@@ -60,8 +60,6 @@ pub struct Process {
 struct Followed {
     connection: Connection,
     told: Told,
-    /// It is followed from its first byte on.
-    is_whole: bool,
     due: Instant,
     pause: Duration,
     peer_pid: u32,
@@ -77,6 +75,47 @@ impl Followed {
             self.connection = connection;
             self.due = Instant::now();
         }
+    }
+}
+
+/// Which accelerated connections a process has had, by its own count and as they were seen.
+#[derive(Debug, Default)]
+struct Seen {
+    /// By the record: when the connection was made that has it, and whether it counts already.
+    there: HashMap<u32, (u64, bool)>,
+    /// So many were new, and seen.
+    new: u64,
+    /// So many there had been when that began.
+    before: Option<u64>,
+}
+
+impl Seen {
+    /// What a look at all records has found, when the process's own count was `all`.
+    fn look(&mut self, there: HashMap<u32, (u64, bool)>, all: u64) {
+        if self.before.is_none() {
+            self.before = Some(all);
+        } else {
+            let was = |(index, (opened, _)): (&u32, &(u64, bool))| {
+                self.there.get(index).is_some_and(|(at, counts)| at == opened && *counts)
+            };
+            let count = there.iter().filter(|(_, it)| it.1).filter(|it| !was((it.0, it.1))).count();
+            self.new += count as u64;
+        }
+        self.there = there;
+    }
+
+    /// A connection that was followed has ended, which has been accelerated, as far as is known.
+    fn end(&mut self, index: u32, opened: u64) {
+        let it = self.there.get_mut(&index).filter(|(at, counts)| *at == opened && !*counts);
+        if let Some((_, counts)) = it {
+            (*counts, self.new) = (true, self.new + 1);
+        }
+    }
+
+    /// How many were not seen, of so many.
+    fn missed(&self, all: u64) -> u64 {
+        let before = self.before.unwrap_or(all);
+        all.saturating_sub(before).saturating_sub(self.new)
     }
 }
 
@@ -97,14 +136,15 @@ impl Records for File {
         let is_open = stats::Connection::read(&bytes).is_some();
         Some(Record { is_open, connection: stats::Connection::read_closed(&bytes) })
     }
+}
 
-    fn is_used(&self, words_at: u64) -> bool {
-        let mut is_used = false;
-        records(self, |_, connection| {
-            is_used |= connection.rings.is_some_and(|rings| rings.words_at.contains(&words_at));
-        });
-        is_used
-    }
+/// Where the words of the rings are that open connections have.
+fn used(segment: &File) -> HashSet<u64> {
+    let mut used = HashSet::new();
+    records(segment, |_, connection| {
+        used.extend(connection.rings.iter().flat_map(|rings| rings.words_at));
+    });
+    used
 }
 
 fn place(index: u32) -> u64 {
@@ -149,6 +189,7 @@ impl Process {
             followed: HashMap::new(),
             ending: Vec::new(),
             peers: HashMap::new(),
+            seen: Seen::default(),
             counts: [u64::MAX; 2 * PATH_SLOTS],
             scan_at: Instant::now(),
             scan_after: Instant::now(),
@@ -240,8 +281,10 @@ impl Process {
     ) {
         // (Nothing is mapped at 0 while it is there.)
         self.is_gone |= self.memory.read(0, &mut [0]) == Err(Unreadable::Gone);
-        let mut there = HashMap::new();
+        let (mut there, mut seen) = (HashMap::new(), HashMap::new());
+        let accelerated = self.accelerated();
         records(&self.segment.file, |index, connection| {
+            seen.insert(index, (connection.opened_unix_ns, connection.promotions != 0));
             if let Some(key) = Key::of(index, &connection).filter(|_| selection.has(&connection)) {
                 there.insert(index, (key, connection));
             }
@@ -254,7 +297,14 @@ impl Process {
         for index in gone {
             self.end(index, pairs, story, now);
         }
+        self.look_behind_ends(story, now);
+        self.seen.look(seen, accelerated);
         for (index, (key, connection)) in there {
+            let is_followed = |it: &Followed| it.connection.key() == key;
+            if !self.followed.get(&index).is_some_and(is_followed) && !self.says_twice(key) {
+                // (It was being written.)
+                continue;
+            }
             match self.followed.get_mut(&index) {
                 Some(it) if it.connection.key() != key => it.renew(key, &connection, story),
                 Some(_) => {}
@@ -262,6 +312,18 @@ impl Process {
             }
         }
         self.find_peers();
+    }
+
+    /// Whether a record says still what it said.
+    fn says_twice(&self, key: Key) -> bool {
+        let again = self.segment.file.record(key.index).filter(|again| again.is_open);
+        again.and_then(|again| Key::of(key.index, &again.connection)) == Some(key)
+    }
+
+    /// How many connections have been accelerated, as the process counts them.
+    fn accelerated(&self) -> u64 {
+        let total = [Path::Shm, Path::Rdma].map(|path| self.counts[PATH_SLOTS + path as usize]);
+        total[0].saturating_add(total[1])
     }
 
     /// Finds the other ends, where they can be looked into: they show when they send. Only those of
@@ -313,11 +375,11 @@ impl Process {
             return;
         }
         let origin = of.rings.map_or(0, |rings| rings.origin);
-        let is_whole =
-            of.opened_unix_ns >= self.began_unix_ns && origin & (CONNECTED | ACCEPTED) != 0;
+        let is_whole = of.opened_unix_ns >= self.began_unix_ns && key.is_of_whole_life();
         let Some(connection) = Connection::new(key, of, is_whole) else { return };
         pairs.insert((local, peer));
-        // One of before that had the same addresses (a carrier's earlier life) ends first.
+        // One of before that had the same addresses (a carrier's earlier life) ends first. (What
+        // came with its end is settled.)
         let is_before = |it: &Followed| it.told.ends() == [local, peer];
         while let Some(at) = self.ending.iter().position(is_before) {
             let mut it = self.ending.swap_remove(at);
@@ -336,7 +398,6 @@ impl Process {
         let it = Followed {
             connection,
             told,
-            is_whole,
             due: now.instant,
             pause: PAUSE_MIN,
             peer_pid: of.peer_pid,
@@ -348,24 +409,41 @@ impl Process {
     /// A connection has ended here.
     fn end<W: Write>(&mut self, index: u32, pairs: &mut Pairs, story: &mut Story<W>, now: Now) {
         let Some(mut it) = self.followed.remove(&index) else { return };
+        self.has_seen(&it.connection);
         let [local, peer] = it.told.ends();
         pairs.remove(&(local, peer));
         let mut tell = |d, said: Said| story.say(&mut it.told, d, said);
-        if it.connection.end(&self.memory, &self.segment.file, now, &mut tell).is_err() {
+        if it.connection.end(&self.memory, now).is_err() {
             it.connection.give_up(&mut tell);
         }
         self.ending.push(it);
     }
 
     fn look_behind_ends<W: Write>(&mut self, story: &mut Story<W>, now: Now) {
+        if self.ending.is_empty() {
+            return;
+        }
+        for it in &mut self.ending {
+            it.connection.look_behind_end(&self.memory);
+        }
+        // Behind all these looks, once for all of them.
+        let used = used(&self.segment.file);
         for mut it in std::mem::take(&mut self.ending) {
             let mut tell = |d, said: Said| story.say(&mut it.told, d, said);
-            let records = &self.segment.file;
-            if it.connection.look_behind_end(&self.memory, records, now, &mut tell) {
+            if it.connection.settle_end(&used, now, &mut tell) {
                 self.conclude(it, story, now);
             } else {
                 self.ending.push(it);
             }
+        }
+    }
+
+    /// A connection that was followed has ended, or is followed no more: it was seen.
+    fn has_seen(&mut self, connection: &Connection) {
+        let last = connection.last_words(&self.segment.file);
+        if last.map_or(connection.has_begun(), |last| last.promotions != 0) {
+            let key = connection.key();
+            self.seen.end(key.index, key.opened_unix_ns());
         }
     }
 
@@ -374,11 +452,10 @@ impl Process {
         let last = it.connection.last_words(&self.segment.file);
         let is_accelerated = |last: &stats::Connection| last.reason == Reason::None as u32;
         let is_plain = it.connection.has_left() || !last.as_ref().is_none_or(is_accelerated);
-        if last.is_none() {
-            // (Its record is another connection's already.)
-            story.remark(&mut it.told, "how much came behind this is not known");
-        }
-        if let Some(last) = last.filter(|_| it.is_whole) {
+        let key = it.connection.key();
+        // (It counts all bytes if it is of the connection's whole life.)
+        let last = last.filter(|_| key.is_of_whole_life());
+        if let Some(last) = &last {
             for (d, bytes) in [last.tx_bytes, last.rx_bytes].iter().enumerate() {
                 let all = crate::selection::sum(bytes);
                 story.reconcile(&mut it.told, d, all, bytes[Path::Tcp as usize]);
@@ -393,10 +470,15 @@ impl Process {
             let why = "it went on over the kernel's TCP, and how much came there is not known";
             return story.leave(&mut it.told, why, now.unix_ns);
         }
-        let [_, peer_ended] = it.connection.ends(&self.memory);
-        story.end(&mut it.told, 0, now.unix_ns);
-        if peer_ended {
-            story.end(&mut it.told, 1, now.unix_ns);
+        let ends = [true, it.connection.ends()[1]];
+        let has_all = it.connection.has_all();
+        for d in [0, 1] {
+            // (Its record may be another connection's already.)
+            match last.is_some() || has_all[d] {
+                true if ends[d] => story.end(&mut it.told, d, now.unix_ns),
+                true => {}
+                false => story.leave_open(&mut it.told, d),
+            }
         }
         story.leave(&mut it.told, "", now.unix_ns);
     }
@@ -405,6 +487,9 @@ impl Process {
     pub fn close<W: Write>(&mut self, story: &mut Story<W>, now: Now) {
         let all = std::mem::take(&mut self.followed).into_values();
         for mut it in all.chain(std::mem::take(&mut self.ending)) {
+            if !it.connection.has_ended() {
+                self.has_seen(&it.connection);
+            }
             if !self.is_gone && !it.connection.has_ended() {
                 // (What is not certain yet is behind the end.)
                 story.leave(&mut it.told, "the capture ends here", now.unix_ns);
@@ -413,6 +498,11 @@ impl Process {
             it.connection.give_up(&mut |d, said| story.say(&mut it.told, d, said));
             self.conclude(it, story, now);
         }
+        let counts = self.counts();
+        if counts != [0; 2 * PATH_SLOTS] {
+            self.counts = counts;
+        }
+        story.sums.unseen += self.seen.missed(self.accelerated());
     }
 }
 
@@ -426,4 +516,35 @@ fn open(pid: u32) -> Result<(ProcessMemory, Segment), SegmentError> {
     // In this order: who can still be read behind this had its number all the time.
     let memory = ProcessMemory::open(pid)?;
     Ok((memory, Segment::of(pid)?))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn accelerated_connections_that_nobody_saw_are_counted() {
+        let mut seen = Seen::default();
+        assert_eq!(seen.missed(7), 0);
+        seen.look(HashMap::from([(0, (10, true)), (1, (11, false))]), 7);
+        assert_eq!(seen.missed(7), 0, "those of before");
+        // One that was there is accelerated now, one is new, and one came and went.
+        seen.look(HashMap::from([(0, (10, true)), (1, (11, true)), (2, (12, true))]), 10);
+        assert_eq!(seen.missed(10), 1);
+        // One was followed, and accelerated behind the last look.
+        seen.look(HashMap::from([(3, (13, false))]), 10);
+        seen.end(3, 13);
+        seen.end(3, 13);
+        assert_eq!(seen.missed(11), 1);
+        // Its record is another one's.
+        seen.end(3, 14);
+        assert_eq!(seen.missed(12), 2);
+    }
+
+    #[test]
+    fn only_who_has_the_same_users_is_asked() {
+        let own = std::process::id();
+        assert!(is_same_user(own, own));
+        assert!(!is_same_user(own, u32::MAX));
+    }
 }

@@ -39,6 +39,10 @@ pub struct Sums {
     pub lost: u64,
     /// Bytes that went over the kernel's TCP.
     pub kernel: u64,
+    /// Directions of which nobody knows how much came at their end.
+    pub open_ends: u64,
+    /// Accelerated connections that were over before they were seen.
+    pub unseen: u64,
 }
 
 /// A connection, as far as it was told. 0 is what the process sends, 1 what it receives.
@@ -56,6 +60,8 @@ pub struct Told {
     /// What is to be said with the next packet.
     notes: [String; 2],
     has_ended: [bool; 2],
+    /// It is known which offset comes next.
+    is_placed: [bool; 2],
 }
 
 impl<W: Write> Story<W> {
@@ -94,12 +100,14 @@ impl<W: Write> Story<W> {
             lost: [0; 2],
             notes: [note.to_owned(), note.to_owned()],
             has_ended: [false; 2],
+            is_placed: [false; 2],
         }
     }
 
     /// The handshake of a connection whose begin was seen, at that time. `connected`: the process
     /// made it.
     pub fn handshake(&mut self, told: &mut Told, connected: bool, time_ns: u64) {
+        told.is_placed = [true; 2];
         let (first, second) = if connected { (0, 1) } else { (1, 0) };
         let [note, _] = std::mem::take(&mut told.notes);
         self.segment(told, first, (0, SYN), &[], (time_ns, &note));
@@ -110,8 +118,9 @@ impl<W: Write> Story<W> {
     /// Tells more of a direction.
     pub fn say(&mut self, told: &mut Told, d: usize, said: Said) {
         match said {
-            Said::Begins(offset) => {
-                told.next[d] = offset;
+            Said::Begins(offset, by_kernel) => {
+                (told.next[d], told.kernel[d]) = (offset, by_kernel);
+                told.is_placed[d] = true;
                 let _ = write!(note(told, d), "the capture begins at byte {offset} of this stream");
             }
             Said::Lost(offset) => {
@@ -134,6 +143,10 @@ impl<W: Write> Story<W> {
                 if offset != told.next[d] {
                     self.say(told, d, Said::Lost(offset));
                 }
+                if offset != told.next[d] {
+                    // (What lies behind was told.)
+                    return;
+                }
                 self.tell_lost(told, d);
                 for part in bytes.chunks(PAYLOAD_MAX) {
                     let at = sequence(told.next[d]);
@@ -149,18 +162,21 @@ impl<W: Write> Story<W> {
     /// What the process has counted of a direction that has ended: bytes in all, and of these over
     /// the kernel's TCP. What was not told is missing.
     pub fn reconcile(&mut self, told: &mut Told, d: usize, all: u64, by_kernel: u64) {
+        if !told.is_placed[d] {
+            // It was there before, and never came onto its ring.
+            return self.say(told, d, Said::Begins(all, by_kernel));
+        }
         let missing = all.saturating_sub(told.next[d]);
         let by_kernel = by_kernel.saturating_sub(told.kernel[d]).min(missing);
         self.say(told, d, Said::Lost(told.next[d].wrapping_add(missing - by_kernel)));
         self.say(told, d, Said::Kernel(told.next[d].wrapping_add(by_kernel)));
     }
 
-    /// Something is to be said of both directions with what comes next.
-    pub fn remark(&mut self, told: &mut Told, what: &str) {
-        for d in [0, 1] {
-            self.tell_lost(told, d);
-            note(told, d).push_str(what);
-        }
+    /// Nobody knows how much came of a direction behind what was told.
+    pub fn leave_open(&mut self, told: &mut Told, d: usize) {
+        self.sums.open_ends += 1;
+        self.tell_lost(told, d);
+        note(told, d).push_str("the end of this stream was not seen");
     }
 
     /// A direction has ended.
@@ -219,7 +235,7 @@ impl<W: Write> Story<W> {
         }
         let _ = write!(
             note(told, d),
-            "{lost} bytes before this are missing: they were written over before they could be copied"
+            "{lost} bytes before this are missing: they could not be copied in time"
         );
     }
 
@@ -275,10 +291,18 @@ impl Sums {
             0 => String::from("no gap"),
             gaps => format!("{gaps} gaps of {} bytes", self.lost),
         };
-        format!(
+        let mut text = format!(
             "{} packets with {} bytes of {} connections; {gaps}; {} bytes went over the kernel's TCP",
             self.packets, self.bytes, self.connections, self.kernel
-        )
+        );
+        if self.open_ends > 0 {
+            let _ = write!(text, "; the ends of {} directions were not seen", self.open_ends);
+        }
+        if self.unseen > 0 {
+            let what = "accelerated connections were over before they were seen";
+            let _ = write!(text, "; {} {what}", self.unseen);
+        }
+        text
     }
 }
 

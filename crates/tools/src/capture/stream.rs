@@ -44,8 +44,8 @@ pub enum Said {
     Lost(u64),
     /// The same; what was before it went over the kernel's TCP.
     Kernel(u64),
-    /// The same; nobody looked before.
-    Begins(u64),
+    /// The same; nobody looked before, when so many bytes went over the kernel's TCP.
+    Begins(u64, u64),
 }
 
 /// A direction.
@@ -147,9 +147,9 @@ impl Stream {
         !self.copied.is_empty() || self.place.map_or(words.is_on_ring(), moved)
     }
 
-    /// Whether all of the ring was copied, and told.
-    pub fn is_done(&self, words: &Words) -> bool {
-        self.copied.is_empty() && self.place.is_none_or(|place| place.position == words.tail)
+    /// Whether all was copied that these words promise.
+    pub fn is_at(&self, words: &Words) -> bool {
+        self.place.is_some_and(|at| at.position == words.tail && at.epoch == words.epoch)
     }
 
     /// Whether what was copied waits for certainty.
