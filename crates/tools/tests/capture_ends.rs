@@ -114,6 +114,7 @@ fn what_came_last_is_told_if_nobody_has_the_rings_by_then() {
         assert_eq!(bytes(&said), if is_own { 200 } else { 0 });
         assert_eq!(connection.has_all(), [is_own; 2]);
         assert_eq!(connection.ends(), [false, is_own]);
+        assert_eq!(connection.held(), 0);
     }
 }
 

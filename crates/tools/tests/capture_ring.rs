@@ -307,6 +307,24 @@ fn what_a_device_writes_ahead_is_never_told() {
     assert_eq!((seen.next, seen.bytes, seen.gaps), (size, 0, 1));
 }
 
+/// What there is no room for is a gap, and what comes behind it has its place.
+#[test]
+fn what_is_too_much_at_once_is_lost() {
+    let (ring, memory) = (Ring::new(), ProcessMemory::open(std::process::id()).unwrap());
+    let (mut producer, _) = ring.ends();
+    let (mut stream, mut seen) = (ring.stream(), Seen::default());
+    stream.set_room(150);
+    for at in [0, 100, 200] {
+        write(&mut producer, at, 100);
+        ring.look(&mut stream, &memory, true, &mut seen);
+    }
+    assert_eq!((seen.next, seen.bytes, seen.gaps), (300, 100, 2));
+    stream.set_room(100);
+    write(&mut producer, 300, 100);
+    ring.look(&mut stream, &memory, true, &mut seen);
+    assert_eq!((seen.next, seen.bytes, stream.held()), (400, 200, 0));
+}
+
 /// Whatever stands in the memory.
 struct Nonsense(std::cell::RefCell<Random>);
 

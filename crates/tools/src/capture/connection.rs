@@ -142,6 +142,16 @@ impl Connection {
         })
     }
 
+    /// How many bytes of it wait to be certain, or for what comes first.
+    pub fn held(&self) -> usize {
+        self.streams.iter().map(Stream::held).sum::<usize>() + self.certain_bytes
+    }
+
+    /// So many bytes may be copied from here on: what is more is lost.
+    pub fn set_room(&mut self, room: usize) {
+        self.streams.iter_mut().for_each(|stream| stream.set_room(room as u64));
+    }
+
     /// It has been on its rings.
     pub fn has_begun(&self) -> bool {
         self.streams.iter().any(Stream::has_begun)

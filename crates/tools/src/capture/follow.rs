@@ -30,6 +30,9 @@ const PAUSE_EACH: Duration = Duration::from_micros(4);
 const SCAN: Duration = Duration::from_millis(50);
 /// A process has no more records.
 const RECORDS_MAX: u32 = 1 << 20;
+/// So many bytes of a process's wait to be certain: what is more is lost. (Two of the largest rings
+/// are half of it.)
+const HELD_MAX: usize = 256 << 20;
 
 /// The two ends of each connection that is followed.
 pub type Pairs = HashSet<(SocketAddr, SocketAddr)>;
@@ -48,6 +51,8 @@ pub struct Process {
     /// Other ends' processes of this host, as far as they can be looked into, and are of use.
     peers: HashMap<u32, Peer>,
     seen: Seen,
+    /// So many bytes more may wait to be certain, as far as this look has come.
+    room: usize,
     /// How many connections there are and were by path, as it said last.
     counts: [u64; 2 * PATH_SLOTS],
     scan_at: Instant,
@@ -190,6 +195,7 @@ impl Process {
             ending: Vec::new(),
             peers: HashMap::new(),
             seen: Seen::default(),
+            room: HELD_MAX,
             counts: [u64::MAX; 2 * PATH_SLOTS],
             scan_at: Instant::now(),
             scan_after: Instant::now(),
@@ -221,6 +227,8 @@ impl Process {
         story: &mut Story<W>,
         now: Now,
     ) -> (bool, Instant) {
+        let all = self.followed.values().chain(&self.ending);
+        self.room = HELD_MAX.saturating_sub(all.map(|it| it.connection.held()).sum());
         let counts = self.counts();
         let has_changed = counts != self.counts && now.instant >= self.scan_after;
         if has_changed || now.instant >= self.scan_at {
@@ -240,6 +248,8 @@ impl Process {
                 continue;
             }
             let mut tell = |d, said| story.say(&mut it.told, d, said);
+            let held = it.connection.held();
+            it.connection.set_room(self.room / 2);
             match it.connection.look(&self.memory, records, now, &mut tell) {
                 Ok(Looked::Idle) => it.pause = (it.pause * 2).min(most),
                 Ok(Looked::News) => (has_news, it.pause) = (true, PAUSE_MIN),
@@ -249,6 +259,7 @@ impl Process {
                     over.push(*index);
                 }
             }
+            self.room = self.room.saturating_sub(it.connection.held().saturating_sub(held));
             it.due = now.instant + it.pause;
             next = next.min(it.due);
         }
@@ -413,9 +424,12 @@ impl Process {
         let [local, peer] = it.told.ends();
         pairs.remove(&(local, peer));
         let mut tell = |d, said: Said| story.say(&mut it.told, d, said);
+        let held = it.connection.held();
+        it.connection.set_room(self.room / 2);
         if it.connection.end(&self.memory, now).is_err() {
             it.connection.give_up(&mut tell);
         }
+        self.room = self.room.saturating_sub(it.connection.held().saturating_sub(held));
         self.ending.push(it);
     }
 

@@ -55,6 +55,8 @@ pub struct Stream {
     size: u64,
     /// A device of the peer's writes into it, several messages at a time.
     is_by_device: bool,
+    /// So many bytes may be copied, as far as anybody keeps count.
+    room: u64,
     /// Up to where it was copied.
     place: Option<Place>,
     copied: VecDeque<Copied>,
@@ -120,6 +122,7 @@ impl Stream {
             bytes_at,
             size: u64::from(size),
             is_by_device,
+            room: u64::MAX,
             place: None,
             copied: VecDeque::new(),
             quiet_since: Instant::now(),
@@ -150,6 +153,20 @@ impl Stream {
     /// Whether all was copied that these words promise.
     pub fn is_at(&self, words: &Words) -> bool {
         self.place.is_some_and(|at| at.position == words.tail && at.epoch == words.epoch)
+    }
+
+    /// So many bytes may be copied from here on: what is more is lost.
+    pub fn set_room(&mut self, room: u64) {
+        self.room = room;
+    }
+
+    /// How many bytes were copied, and wait for certainty.
+    pub fn held(&self) -> usize {
+        let bytes = |copied: &Copied| match copied {
+            Copied::Piece(piece) => piece.bytes.len(),
+            Copied::Said(_) => 0,
+        };
+        self.copied.iter().map(bytes).sum()
     }
 
     /// Whether what was copied waits for certainty.
@@ -257,6 +274,11 @@ impl Stream {
             let offset = place.start.wrapping_add(at);
             self.copied.push_back(Copied::Said(Said::Lost(offset)));
         }
+        let Some(room) = self.room.checked_sub(to.wrapping_sub(at)) else {
+            self.copied.push_back(Copied::Said(Said::Lost(place.start.wrapping_add(to))));
+            return Ok(());
+        };
+        self.room = room;
         while at != to {
             let index = self.index(at, base);
             let length = to.wrapping_sub(at).min(self.size - index);
