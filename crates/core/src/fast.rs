@@ -100,6 +100,9 @@ pub(crate) struct Kept {
     /// Connector: to where. `None`: an acceptor's.
     pub(crate) to: Option<Place>,
     since: u64,
+    /// Its word says that it is closed: from then on it may be taken out. Until then it is of the
+    /// thread that closes it.
+    ready: bool,
 }
 
 struct List {
@@ -125,10 +128,45 @@ impl List {
     fn each(&self) -> impl DoubleEndedIterator<Item = (usize, &Kept)> {
         self.kept.iter().take(self.len).enumerate().filter_map(|(i, k)| Some((i, k.as_ref()?)))
     }
+
+    fn ready(&self) -> impl DoubleEndedIterator<Item = (usize, &Kept)> {
+        self.each().filter(|(_, k)| k.ready)
+    }
+
+    fn find(&self, socket: &Socket, ready: bool) -> Option<usize> {
+        let is = |k: &Kept| core::ptr::eq(k.socket, socket) && k.ready == ready;
+        self.each().find(|(_, k)| is(k)).map(|(i, _)| i)
+    }
 }
 
 /// Keeps a connection. False: there is no room.
 pub(crate) fn keep(socket: &'static Socket, to: Option<Place>) -> bool {
+    put(socket, to, true)
+}
+
+/// As [`keep`], of one whose word does not say yet that it is closed: nobody takes it out before
+/// [`make_ready`].
+pub(crate) fn reserve(socket: &'static Socket, to: Option<Place>) -> bool {
+    put(socket, to, false)
+}
+
+/// What was reserved may be taken out from here on, and so is not the caller's any more.
+pub(crate) fn make_ready(socket: &Socket) {
+    let mut list = LIST.lock();
+    let at = list.find(socket, false);
+    if let Some(Some(kept)) = at.and_then(|at| list.kept.get_mut(at)) {
+        kept.ready = true;
+    }
+}
+
+/// What was reserved is not kept after all.
+pub(crate) fn unreserve(socket: &Socket) {
+    let mut list = LIST.lock();
+    let at = list.find(socket, false);
+    let _ = at.and_then(|at| list.remove(at));
+}
+
+fn put(socket: &'static Socket, to: Option<Place>, ready: bool) -> bool {
     let most = (config::get().empty_channels_max as usize).min(KEPT);
     let mut list = LIST.lock();
     let at = list.len;
@@ -136,7 +174,7 @@ pub(crate) fn keep(socket: &'static Socket, to: Option<Place>) -> bool {
         return false;
     }
     let Some(place) = list.kept.get_mut(at) else { return false };
-    *place = Some(Kept { socket, to, since: sys::now_ns() });
+    *place = Some(Kept { socket, to, since: sys::now_ns(), ready });
     list.len = at + 1;
     true
 }
@@ -144,7 +182,7 @@ pub(crate) fn keep(socket: &'static Socket, to: Option<Place>) -> bool {
 /// It is the caller's from here on. False: it is somebody else's already.
 pub(crate) fn take(socket: &Socket) -> bool {
     let mut list = LIST.lock();
-    let at = list.each().find(|(_, k)| core::ptr::eq(k.socket, socket)).map(|(i, _)| i);
+    let at = list.find(socket, true);
     at.and_then(|at| list.remove(at)).is_some()
 }
 
@@ -161,7 +199,7 @@ pub(crate) const BEST: u8 = 2;
 pub(crate) fn pick_best(rank: impl Fn(&Kept) -> u8) -> Option<Kept> {
     const FEW: usize = 8;
     let mut list = LIST.lock();
-    let mut good = list.each().rev().map(|(i, k)| (i, rank(k))).filter(|(_, rank)| *rank > 0);
+    let mut good = list.ready().rev().map(|(i, k)| (i, rank(k))).filter(|(_, rank)| *rank > 0);
     let (mut at, mut best) = good.next()?;
     for (i, rank) in good.take(if best < BEST { FEW } else { 0 }) {
         if rank > best {
@@ -179,7 +217,7 @@ pub(crate) fn has_kept_to(to: Place) -> bool {
     any(|k| k.to == Some(to))
 }
 
-/// How many of those that are kept are like this.
+/// How many of those that are kept, or about to be, are like this.
 pub(crate) fn count(wanted: impl Fn(&Kept) -> bool) -> usize {
     LIST.lock().each().filter(|(_, k)| wanted(k)).count()
 }
@@ -195,12 +233,12 @@ pub(crate) fn pick_each(wanted: impl Fn(&Kept) -> bool, mut take: impl FnMut(Kep
 
 /// Each of those that are kept, which the caller may not take meanwhile.
 pub(crate) fn for_each(f: impl FnMut(&Kept)) {
-    LIST.lock().each().map(|(_, k)| k).for_each(f);
+    LIST.lock().ready().map(|(_, k)| k).for_each(f);
 }
 
 /// Whether one of those that are kept is like this.
 pub(crate) fn any(wanted: impl Fn(&Kept) -> bool) -> bool {
-    LIST.lock().each().any(|(_, k)| wanted(k))
+    LIST.lock().ready().any(|(_, k)| wanted(k))
 }
 
 /// When the oldest one that is kept has been so for `age_ns`; 0: none is.

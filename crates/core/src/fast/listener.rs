@@ -368,7 +368,7 @@ impl Listener {
     }
 
     /// How a connection of its says whose it is.
-    fn name(&self) -> u32 {
+    pub(crate) fn name(&self) -> u32 {
         self.serial.load(Acquire) << 8 | (self.index() as u32 + 1) & 0xff
     }
 

@@ -101,21 +101,42 @@ pub(super) fn parks(s: &'static Socket, g: u16, fd: c_int) -> bool {
         debug_log!("fd {fd}: not kept: something is under way or unread, or enough are kept");
         return false;
     }
-    let place = listener.map_or(0, |l| announced_at(l, channel).0);
-    let closes = Happens::Close { place };
-    let refused = step(s, channel, Life::Open, closes).is_err()
-        // (5) Of a listener that has gone meanwhile nobody else knows that this one is parked.
-        || listener.is_some_and(|l| !l.may_park());
-    if refused {
-        if fast::take(s) {
-            give_up(s);
-        }
-    } else {
+    if closes(s, channel, listener) {
         tell(channel, slot);
         agent::of(PathId::Shm).sweep_at(next_sweep);
     }
     sweep_now_and_then();
     true
+}
+
+/// The word says that an end is closed which has been let go of: from then on anybody's who takes
+/// it out of the list. False: it has ended, or is about to.
+fn closes(s: &'static Socket, channel: &Channel, listener: Option<&'static Listener>) -> bool {
+    let place = listener.map_or(0, |l| announced_at(l, channel).0);
+    if step(s, channel, Life::Open, Happens::Close { place }).is_err() {
+        fast::unreserve(s);
+        give_up(s);
+        return false;
+    }
+    fast::make_ready(s);
+    let Some(l) = listener else { return true };
+    // (5) Of a listener that has gone meanwhile nobody else knows that this one is parked.
+    if !l.may_park() {
+        let name = l.name();
+        let is = |k: &fast::Kept| core::ptr::eq(k.socket, s) && is_of(k, name);
+        let ended = fast::listener_of(s).is_none();
+        fast::pick(is).into_iter().for_each(if ended { end_accepting } else { retire });
+        return false;
+    }
+    hear_if_taken(s);
+    true
+}
+
+/// Who accepts may have heard that it is taken, and have found it in nobody's list.
+fn hear_if_taken(s: &'static Socket) {
+    if is_taken(s) {
+        fast::listener_of(s).into_iter().for_each(|l| l.hear(s, is_taken));
+    }
 }
 
 /// Where connectors announce that they take what is parked for a listener: to the epoll set that it
@@ -192,14 +213,18 @@ fn lets_go(s: &'static Socket, g: u16, own: c_int, to: Option<Place>) -> bool {
     rx.words.quiet[quiet::NOTIFY].fetch_or(quiet::ENDS, SeqCst);
     fence(SeqCst);
     let on_carrier = rx.end.switch.state() != RxState::Fast && carrier_unread(own) != Some(0);
-    if on_carrier || !matches!(rx.unread(), Ok(0)) || !fast::keep(s, to) {
+    if on_carrier || !matches!(rx.unread(), Ok(0)) || !fast::reserve(s, to) {
         return false;
     }
     close_books(s);
     s.fd.store(own, Release);
     // Threads that still know it find another generation when they look again.
     s.generation.fetch_add(1, AcqRel);
-    s.state.change(State::Attached, Event::Parked)
+    let parked = s.state.change(State::Attached, Event::Parked);
+    if !parked {
+        fast::unreserve(s);
+    }
+    parked
 }
 
 fn is_clean(tx: &TxHeld<'_>, rx: &RxHeld<'_>) -> bool {
@@ -313,14 +338,39 @@ pub(crate) fn sweep_in_time() -> u64 {
 /// One that the caller has taken out. (Its connector may have begun the next life.)
 fn retire(kept: fast::Kept) {
     let s = kept.socket;
-    let Some(channel) = s.channel() else { return };
-    let not_now = matches!(step(s, channel, Life::Closed, Happens::Retire), Err(Refused::NotNow));
-    if !not_now || !fast::keep(s, kept.to) {
+    if retires(s) {
         give_up(s);
-    } else if is_taken(s) {
-        // (Who accepts may have heard of it, and found it in nobody's list.)
-        fast::listener_of(s).into_iter().for_each(|l| l.hear(s, is_taken));
+    } else if fast::keep(s, kept.to) {
+        hear_if_taken(s);
+    } else {
+        reset(s);
     }
+}
+
+/// The word says that the carrier of one that the caller has taken out serves no more, or has said
+/// so. False: its connector has begun the next life.
+fn retires(s: &Socket) -> bool {
+    let step = |c| step(s, c, Life::Closed, Happens::Retire);
+    s.channel().map(step) != Some(Err(Refused::NotNow))
+}
+
+/// One that the caller has taken out, and that its connector has taken: it hears of a reset.
+fn reset(s: &'static Socket) {
+    let reset = libc::linger { l_onoff: 1, l_linger: 0 };
+    let own = s.fd.load(Acquire);
+    let _ = sys::setsockopt(own, libc::SOL_SOCKET, libc::SO_LINGER, &reset);
+    give_up(s);
+}
+
+/// One of a listener that is closed, which the caller has taken out: what waits to be accepted is
+/// reset, as the kernel's is.
+fn end_accepting(kept: fast::Kept) {
+    if retires(kept.socket) { give_up(kept.socket) } else { reset(kept.socket) }
+}
+
+/// Whether it was accepted by the listener of that name.
+fn is_of(kept: &fast::Kept, name: u32) -> bool {
+    kept.to.is_none() && kept.socket.listener.load(Relaxed) == name
 }
 
 /// The socket on a slot, if it is kept: its peer wants something else of it, or is gone.
@@ -421,19 +471,9 @@ pub(crate) fn on_ring() {
 #[cold]
 #[inline(never)]
 pub(crate) fn end_listener(l: &'static Listener) {
+    let name = l.name();
     l.give_up();
-    let its = |s: &Socket| fast::listener_of(s).is_some_and(|of| core::ptr::eq(of, l));
-    // What waits to be accepted is reset, as the kernel's is.
-    let end = |kept: fast::Kept| {
-        let s = kept.socket;
-        if is_taken(s) {
-            let reset = libc::linger { l_onoff: 1, l_linger: 0 };
-            let own = s.fd.load(Acquire);
-            let _ = sys::setsockopt(own, libc::SOL_SOCKET, libc::SO_LINGER, &reset);
-        }
-        give_up(s);
-    };
-    fast::pick_each(|k| its(k.socket), end);
+    fast::pick_each(|k| is_of(k, name), end_accepting);
     // (The kernel takes the listener itself out of the sets that it is in.)
     fd_table::for_each(|set, entry| {
         if let Entry::Epoll(_) = entry {
@@ -443,6 +483,8 @@ pub(crate) fn end_listener(l: &'static Listener) {
         }
     });
     l.end();
+    // (What was closing meanwhile, and has found it still there.)
+    fast::pick_each(|k| is_of(k, name), end_accepting);
 }
 
 // ---- the next life ------------------------------------------------------------------------------

@@ -135,6 +135,52 @@ fn a_carrier_serves_one_life_after_another() {
 }
 
 #[test]
+fn what_has_been_let_go_of_is_nobodys_before_its_word_says_so() {
+    let _one = one_at_a_time();
+    let l = Listening::new(8);
+    let mut ends = first_life(&l);
+    let (s, to) = (ends[C].socket, place_of(ends[C].socket));
+    let own = own_name(s, ends[C].fd);
+    assert!(lets_go(s, s.generation16(), own, Some(to)));
+    assert_eq!(kept(), 1);
+    sweep();
+    sweep_in_time();
+    retire_all();
+    assert!(end_kept(s) && connects(to).is_none());
+    assert_eq!(kept(), 1, "somebody has taken it out");
+    assert!(closes(s, s.channel().unwrap(), None));
+    let _ = sys::close(ends[C].fd);
+    fd_table::set(ends[C].fd, Entry::None);
+    assert_eq!(ends[A].receive_now(A, 1), 0);
+    ends[A].close();
+    let c = connects(to).unwrap();
+    close_in_good_order([end_of(l.give_out().unwrap()), end_of(c)]);
+    drop(l);
+    until_none_is_kept();
+}
+
+/// What is let go of while its listener is closed: no word says that it is parked for long.
+#[test]
+fn what_closes_while_its_listener_is_closed_is_over() {
+    let _one = one_at_a_time();
+    let l = Listening::new(8);
+    let mut ends = first_life(&l);
+    let s = ends[A].socket;
+    ends[C].close();
+    assert_eq!(ends[A].receive_now(A, 1), 0);
+    let own = own_name(s, ends[A].fd);
+    assert!(lets_go(s, s.generation16(), own, None));
+    let (known, channel) = (l.known, s.channel().unwrap());
+    drop(l);
+    assert_eq!(fast::count(|k| k.to.is_none()), 1);
+    assert!(!closes(s, channel, Some(known)));
+    assert_eq!(fast::count(|k| k.to.is_none()), 0);
+    let _ = sys::close(ends[A].fd);
+    fd_table::set(ends[A].fd, Entry::None);
+    until_none_is_kept();
+}
+
+#[test]
 fn what_is_taken_when_its_listener_ends_is_reset() {
     let _one = one_at_a_time();
     let l = Listening::new(8);
