@@ -125,7 +125,7 @@ fn closes(s: &'static Socket, channel: &Channel, listener: Option<&'static Liste
         let name = l.name();
         let is = |k: &fast::Kept| core::ptr::eq(k.socket, s) && is_of(k, name);
         let ended = fast::listener_of(s).is_none();
-        fast::pick(is).into_iter().for_each(if ended { end_accepting } else { retire });
+        fast::pick(is).into_iter().for_each(if ended { end_accepting } else { retire_kept });
         return false;
     }
     hear_if_taken(s);
@@ -331,16 +331,19 @@ pub(crate) fn sweep_in_time() -> u64 {
             _ => false,
         }
     };
-    fast::pick_each(is_old, retire);
+    fast::pick_each(is_old, retire_kept);
     sweep()
 }
 
 /// One that the caller has taken out. (Its connector may have begun the next life.)
-fn retire(kept: fast::Kept) {
-    let s = kept.socket;
+fn retire_kept(kept: fast::Kept) {
+    retire(kept.socket, kept.to);
+}
+
+fn retire(s: &'static Socket, to: Option<Place>) {
     if retires(s) {
         give_up(s);
-    } else if fast::keep(s, kept.to) {
+    } else if fast::keep(s, to) {
         hear_if_taken(s);
     } else {
         reset(s);
@@ -389,7 +392,7 @@ pub(super) fn end_kept(s: &'static Socket) -> bool {
 
 /// Acceleration is turned off: nothing is kept any more but what waits to be accepted.
 pub(super) fn retire_all() {
-    fast::pick_each(|k| !is_taken(k.socket), retire);
+    fast::pick_each(|k| !is_taken(k.socket), retire_kept);
 }
 
 /// Nothing is parked any more for a listener that has been given up. Whether something of it waits
@@ -398,7 +401,7 @@ pub(super) fn retire_all() {
 #[inline(never)]
 pub(crate) fn serves(l: &'static Listener) -> bool {
     let its = |s: &Socket| fast::listener_of(s).is_some_and(|of| core::ptr::eq(of, l));
-    fast::pick_each(|k| its(k.socket) && !is_taken(k.socket), retire);
+    fast::pick_each(|k| its(k.socket) && !is_taken(k.socket), retire_kept);
     fast::any(|k| its(k.socket))
 }
 
@@ -417,7 +420,7 @@ pub(crate) fn give_up_listener(l: &'static Listener) {
 pub(crate) fn waits_elsewhere(l: &'static Listener) {
     if l.ends_by_set() {
         let its = |s: &Socket| fast::listener_of(s).is_some_and(|of| core::ptr::eq(of, l));
-        fast::pick_each(|k| its(k.socket) && !is_taken(k.socket), retire);
+        fast::pick_each(|k| its(k.socket) && !is_taken(k.socket), retire_kept);
         find_taken(l, true);
     }
 }
@@ -516,10 +519,18 @@ pub(crate) fn connect(fresh: &Fresh, to: Place) -> bool {
     };
     while let Some(kept) = fast::pick_best(parked) {
         // (As of a connection that is made: the configuration may have changed.)
-        match candidates::paths_for(&kept.socket.tuple(), true) {
-            Ok(paths) if has_shm(paths) && take(kept.socket, fresh) => return true,
+        let taken = match candidates::paths_for(&kept.socket.tuple(), true) {
+            Ok(paths) if has_shm(paths) => take(kept.socket, fresh),
             Err(Reason::SampledOut) if fast::keep(kept.socket, kept.to) => return false,
-            _ => give_up(kept.socket),
+            _ => Err(NotTaken::Serves),
+        };
+        match taken {
+            Ok(()) => return true,
+            Err(NotTaken::Serves) => give_up(kept.socket),
+            Err(NotTaken::Number) => {
+                give_up(kept.socket);
+                return false;
+            }
         }
     }
     let _ = sweep();
@@ -533,23 +544,29 @@ fn rank(s: &Socket, channel: &Channel, now: u64) -> u8 {
     fast::rank(said, now)
 }
 
-/// Begins the next life of a carrier that the caller has. False: it serves no more.
-fn take(s: &'static Socket, fresh: &Fresh) -> bool {
+/// Why a carrier does not become a connection.
+enum NotTaken {
+    /// It serves no more.
+    Serves,
+    /// It cannot have the number of the application's socket (the limit is lower by now).
+    Number,
+}
+
+/// Begins the next life of a carrier that the caller has, and has to give up where that fails.
+fn take(s: &'static Socket, fresh: &Fresh) -> Result<(), NotTaken> {
     let own = s.fd.load(Acquire);
-    let Some(channel) = s.channel().filter(|c| c.dead.load(SeqCst) == 0) else { return false };
+    let channel = s.channel().filter(|c| c.dead.load(SeqCst) == 0).ok_or(NotTaken::Serves)?;
     // (3) No end, no error, nothing unread.
     if sys::poll_now(own, libc::POLLIN | libc::POLLRDHUP) != 0
         || network_of(fresh.fd) != s.netns.load(Relaxed)
     {
-        return false;
+        return Err(NotTaken::Serves);
     }
     let slot = s.slot.load(Relaxed) as usize;
     for d in 0..2 {
         channel.words(slot, d).quiet[quiet::NOTIFY].fetch_and(!quiet::ENDS, SeqCst);
     }
-    let Ok(before) = step(s, channel, Life::Closed, Happens::Take) else {
-        return false;
-    };
+    let before = step(s, channel, Life::Closed, Happens::Take).map_err(|_| NotTaken::Serves)?;
     let marks = s.marks.swap(fresh.marks, Relaxed);
     harmless::begin_life(s, own, marks, &Due::Fresh(fresh.fd, fresh.marks), fresh.nonblock);
     if fast::has_rings() {
@@ -562,11 +579,15 @@ fn take(s: &'static Socket, fresh: &Fresh) -> bool {
         fast::give_away(fresh.fd);
     }
     // (The number is open, and the application's own.)
-    let _ = sys::dup3(own, fresh.fd, cloexec);
+    if sys::dup3(own, fresh.fd, cloexec) < 0 {
+        // It still is the fresh socket's.
+        fast::forget_prepared();
+        return Err(NotTaken::Number);
+    }
     reopen(s, fresh.fd);
     channel.announce_taken(AnnouncedAt(before.place), slot);
     leave_if_dead(channel, slot);
-    true
+    Ok(())
 }
 
 /// The cookie of a socket's network namespace.
@@ -589,25 +610,29 @@ pub(crate) fn give_out(
     if !its || !fast::take(s) {
         return Err(0);
     }
+    let Some(channel) = s.channel() else {
+        give_up(s);
+        return Err(0);
+    };
     let own = s.fd.load(Acquire);
     let dup = if flags & libc::SOCK_CLOEXEC != 0 { libc::F_DUPFD_CLOEXEC } else { libc::F_DUPFD };
     let ticket = numbers::enter();
     let fd = sys::fcntl(own, dup, 0);
     numbers::leave(ticket);
-    let channel = s.channel();
-    let Some(channel) = channel.filter(|_| fd >= 0) else {
+    if fd < 0 {
         if fast::keep(s, None) {
             l.put_back(s);
         } else {
-            give_up(s);
+            reset(s);
         }
         return Err(fd);
-    };
+    }
     let fd = fd as c_int;
     forget(fd);
     if step(s, channel, Life::Closed, Happens::GiveOut).is_err() {
         let _ = sys::close(fd);
-        give_up(s);
+        // (Its connector may have begun the next life since.)
+        retire(s, None);
         return Err(0);
     }
     let (marks, nonblock) = (s.marks.swap(0, Relaxed), flags & libc::SOCK_NONBLOCK != 0);

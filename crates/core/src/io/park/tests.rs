@@ -465,6 +465,42 @@ fn what_a_connector_has_begun_before_its_end_is_given_out_with_its_bytes() {
     until_none_is_kept();
 }
 
+/// Who accepts has been told of a carrier that is not taken, and where a carrier's number is
+/// refused the application's socket stays what it was.
+#[test]
+fn a_carrier_that_is_refused_is_given_up() {
+    let _one = one_at_a_time();
+    let l = Listening::new(8);
+    let [told, of] = [first_life(&l), first_life(&l)];
+    let s = told[A].socket;
+    let [to, there] = [&told, &of].map(|ends| place_of(ends[C].socket));
+    close_in_good_order(told);
+    assert!(matches!(give_out(l.known, s, 0, |_| ()), Err(0)));
+    assert!(!s.is(State::Parked));
+    assert!(connects(to).is_none(), "retired");
+    close_in_good_order(of);
+    let fresh = Fresh {
+        fd: c_int::MAX,
+        domain: libc::AF_INET,
+        nonblock: false,
+        cloexec: false,
+        marks: 0,
+        untouched: false,
+    };
+    let kept = fast::pick(|k| k.to == Some(there)).unwrap();
+    kept.socket.netns.store(0, Relaxed);
+    assert!(matches!(take(kept.socket, &fresh), Err(NotTaken::Number)));
+    give_up(kept.socket);
+    // What was begun is given out, and is at its end.
+    sweep();
+    find_taken(l.known, false);
+    let mut a = end_of(l.give_out().unwrap());
+    assert_eq!(a.receive_now(A, 1), 0);
+    a.close();
+    drop(l);
+    until_none_is_kept();
+}
+
 #[test]
 fn what_is_taken_while_it_is_looked_at_is_given_out() {
     let _one = one_at_a_time();
@@ -476,7 +512,7 @@ fn what_is_taken_while_it_is_looked_at_is_given_out() {
     let s = l.known.next(true, is_taken).unwrap();
     let looked_at = fast::pick(|k| core::ptr::eq(k.socket, s)).unwrap();
     assert!(give_out(l.known, s, 0, |_| ()).is_err());
-    retire(looked_at);
+    retire_kept(looked_at);
     let mut a = end_of(l.give_out().unwrap());
     c.close();
     assert_eq!(a.receive_now(A, 1), 0);
