@@ -144,6 +144,10 @@ pub fn before_end() {
 pub fn before_rights_change() {
     held(crate::rights::before_change)
 }
+/// A thread is about to go to another network namespace, perhaps. Async-signal-safe; bounded.
+pub fn before_network_change() {
+    held(crate::fast::never_prepare)
+}
 /// The process is about to say which system calls it may make: it makes none more than its program
 /// does, from here on.
 pub fn before_filter() {

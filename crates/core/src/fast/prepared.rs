@@ -9,9 +9,9 @@
 
 use crate::fd_words::close_internal;
 use crate::lock::Mutex;
-use crate::{numbers, sys};
+use crate::{numbers, process, sys};
 use core::ffi::c_int;
-use core::sync::atomic::{AtomicU32, Ordering::*};
+use core::sync::atomic::{AtomicBool, AtomicU32, Ordering::*};
 
 /// So many are kept, for so long: what a new socket has of its process (user, control group,
 /// network namespace) is then of a moment ago.
@@ -34,8 +34,9 @@ static ALL: Mutex<[Option<Prepared>; MOST]> = Mutex::new([None; MOST]);
 static IDLE: AtomicU32 = AtomicU32::new(0);
 static LENT: AtomicU32 = AtomicU32::new(0);
 
-/// Of one that is being lent.
-const NO_NUMBER: c_int = -1;
+/// A thread of the process has been, or may be, in another network namespace than others: which one
+/// a kept socket is of is not the next thread's.
+static NEVER: AtomicBool = AtomicBool::new(false);
 
 /// Whether any could be lent.
 #[inline(always)]
@@ -58,34 +59,34 @@ fn change<R>(
 }
 
 /// A socket of that kind, under a number of the application's. `None`: the kernel's, as ever.
+///
+/// All under the lock: whoever closes the library's name meanwhile closes it before or after, and
+/// never lets that number become another descriptor's between.
 pub(crate) fn lend(domain: c_int, flags: c_int) -> Option<c_int> {
     let now = sys::now_ns();
     let is_old = |p: &Prepared| now.saturating_sub(p.made) > AGE_NS;
     close_each(|p| p.lent.is_none() && is_old(p));
-    let own = change(
-        |p| p.lent.is_none() && p.domain == domain,
+    change(
+        |p| p.lent.is_none() && p.domain == domain && !NEVER.load(Relaxed),
         |place| {
             let p = place.as_mut()?;
-            p.lent = Some(NO_NUMBER);
-            Some((p.own, core::mem::replace(&mut p.nonblock, flags & libc::SOCK_NONBLOCK != 0)))
+            p.lent = name_for_application(p, flags);
+            p.lent
         },
-    );
-    let (own, nonblock) = own?;
-    if nonblock != (flags & libc::SOCK_NONBLOCK != 0) {
-        let flags = libc::O_RDWR | if nonblock { 0 } else { libc::O_NONBLOCK };
-        let _ = sys::fcntl(own, libc::F_SETFL, flags as usize);
+    )
+}
+
+fn name_for_application(p: &mut Prepared, flags: c_int) -> Option<c_int> {
+    let nonblock = flags & libc::SOCK_NONBLOCK != 0;
+    if p.nonblock != nonblock {
+        let flags = libc::O_RDWR | if nonblock { libc::O_NONBLOCK } else { 0 };
+        let _ = sys::fcntl(p.own, libc::F_SETFL, flags as usize);
+        p.nonblock = nonblock;
     }
     let dup = if flags & libc::SOCK_CLOEXEC != 0 { libc::F_DUPFD_CLOEXEC } else { libc::F_DUPFD };
     let ticket = numbers::enter();
-    let fd = sys::fcntl(own, dup, 0) as c_int;
+    let fd = sys::fcntl(p.own, dup, 0) as c_int;
     numbers::leave(ticket);
-    change(
-        |p| p.own == own,
-        |place| {
-            place.as_mut()?.lent = (fd >= 0).then_some(fd);
-            Some(())
-        },
-    );
     (fd >= 0).then_some(fd)
 }
 
@@ -93,7 +94,7 @@ pub(crate) fn lend(domain: c_int, flags: c_int) -> Option<c_int> {
 /// no name of it from here on.
 #[inline]
 pub(crate) fn give_away(fd: c_int) {
-    if LENT.load(Relaxed) != 0 {
+    if LENT.load(Relaxed) != 0 && fd >= 0 {
         give_away_lent(fd);
     }
 }
@@ -101,20 +102,39 @@ pub(crate) fn give_away(fd: c_int) {
 #[cold]
 #[inline(never)]
 fn give_away_lent(fd: c_int) {
-    close_each(|p| p.lent == Some(fd));
+    close_own(|p| p.lent == Some(fd));
 }
 
 /// As [`give_away`], of all that are lent.
 pub(crate) fn give_away_all() {
     if LENT.load(Relaxed) != 0 {
-        close_each(|p| p.lent.is_some());
+        close_own(|p| p.lent.is_some());
     }
 }
 
 /// None is kept any more.
 pub(crate) fn forget_prepared() {
     if LENT.load(Relaxed) | IDLE.load(Relaxed) != 0 {
+        close_own(|_| true);
+    }
+}
+
+/// None is kept any more, nor ever again: a thread is about to go to another network namespace,
+/// where the others are not.
+#[cold]
+pub(crate) fn never_prepare() {
+    // (A child that shares this memory goes there alone.)
+    if !process::may_be_vfork_child() {
+        NEVER.store(true, Relaxed);
         close_each(|_| true);
+    }
+}
+
+/// As [`close_each`], but in a child that shares this memory, and has descriptors of its own: they
+/// are the parent's.
+fn close_own(which: impl Fn(&Prepared) -> bool) {
+    if !process::may_be_vfork_child() {
+        close_each(which);
     }
 }
 
@@ -137,7 +157,7 @@ pub(crate) fn keep_socket(fd: c_int, domain: c_int, nonblock: bool) {
             Some(())
         },
     );
-    if is_lent.is_some() || ALL.lock().iter().all(Option::is_some) {
+    if is_lent.is_some() || NEVER.load(Relaxed) || ALL.lock().iter().all(Option::is_some) {
         return;
     }
     let own = numbers::copy(fd);
@@ -145,14 +165,27 @@ pub(crate) fn keep_socket(fd: c_int, domain: c_int, nonblock: bool) {
         return;
     }
     let new = Prepared { own, domain, nonblock, made: sys::now_ns(), lent: None };
-    let place = ALL.lock().iter_mut().find(|p| p.is_none()).map(|place| *place = Some(new));
-    match place {
-        Some(()) => _ = IDLE.fetch_add(1, Relaxed),
-        None => close_internal(own),
+    let mut all = ALL.lock();
+    // (Whoever says never looks behind that for what is kept, under the lock.)
+    match all.iter_mut().find(|p| p.is_none()).filter(|_| !NEVER.load(Relaxed)) {
+        Some(place) => {
+            *place = Some(new);
+            IDLE.fetch_add(1, Relaxed);
+        }
+        None => {
+            drop(all);
+            close_internal(own);
+        }
     }
 }
 
 /// What was idle is the parent's. (What was lent was given away before the fork.)
 pub(super) fn after_fork_in_child() {
     close_each(|_| true);
+}
+
+/// For the next test.
+#[cfg(test)]
+pub(crate) fn prepare_again() {
+    NEVER.store(false, Relaxed);
 }

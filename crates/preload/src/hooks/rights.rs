@@ -62,8 +62,8 @@ watch! {
     fn capset, becoming
 }
 watch! {
-    /// `setns(2)`: perhaps into a user namespace.
-    fn setns, becoming
+    /// `setns(2)`: perhaps into a user namespace, or a network namespace.
+    fn setns, before_setns
 }
 watch! {
     /// `unshare(2)`.
@@ -85,7 +85,15 @@ fn before_prctl(option: usize) {
     }
 }
 
+fn before_setns(_fd: usize) {
+    api::before_network_change();
+    api::before_rights_change();
+}
+
 fn before_unshare(flags: usize) {
+    if flags & libc::CLONE_NEWNET as usize != 0 {
+        api::before_network_change();
+    }
     if flags & libc::CLONE_NEWUSER as usize != 0 {
         api::before_rights_change();
     }

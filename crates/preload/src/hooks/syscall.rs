@@ -410,7 +410,7 @@ fn warn(number: c_long, a: usize, b: usize) {
         SYS_io_uring_register => api::before_io_uring_register(b as u32),
         SYS_execve | SYS_execveat => api::before_exec(),
         SYS_exit_group => api::before_end(),
-        SYS_unshare if a & CLONE_NEWUSER as usize == 0 => {}
+        SYS_setns | SYS_unshare => warn_of_namespaces(number, a),
         SYS_prctl if !api::confines(a) => {}
         SYS_seccomp => {
             api::before_filter();
@@ -421,6 +421,15 @@ fn warn(number: c_long, a: usize, b: usize) {
             let _ = api::before_disposition(fd);
         }
         _ => {}
+    }
+}
+
+fn warn_of_namespaces(number: c_long, flags: usize) {
+    if number == SYS_setns || flags & CLONE_NEWNET as usize != 0 {
+        api::before_network_change();
+    }
+    if number == SYS_setns || flags & CLONE_NEWUSER as usize != 0 {
+        api::before_rights_change();
     }
 }
 

@@ -613,3 +613,28 @@ fn a_set_of_others_hears_of_no_parked_connection() {
     assert!(!l.known.may_park());
     let _ = sys::close(set);
 }
+
+#[test]
+fn a_prepared_socket_is_lent_given_away_and_not_kept_for_another_network() {
+    let _one = one_at_a_time();
+    const V4: c_int = libc::AF_INET;
+    let fd = sys::socket(V4, libc::SOCK_STREAM, 0) as c_int;
+    fast::keep_socket(fd, V4, false);
+    assert_eq!(fast::lend(libc::AF_INET6, 0), None);
+    let lent = fast::lend(V4, libc::SOCK_NONBLOCK).unwrap();
+    assert!(fast::is_nonblocking(lent));
+    assert_eq!(fast::lend(V4, 0), None, "lent twice");
+    fast::give_away(-1);
+    fast::keep_socket(lent, V4, true);
+    let again = fast::lend(V4, 0).unwrap();
+    assert!(!fast::is_nonblocking(again));
+    fast::give_away(again);
+    fast::keep_socket(again, V4, false);
+    assert!(fast::has_prepared());
+    fast::never_prepare();
+    assert!(!fast::has_prepared());
+    fast::keep_socket(again, V4, false);
+    assert!(!fast::has_prepared() && fast::lend(V4, 0).is_none());
+    fast::prepare_again();
+    [fd, lent, again].into_iter().for_each(|fd| _ = sys::close(fd));
+}
