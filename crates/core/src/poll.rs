@@ -230,6 +230,21 @@ fn without_memory(fds: impl Iterator<Item = c_int>) -> Ret {
     r
 }
 
+/// A listener that is polled, and that gives out parked connections.
+#[derive(Clone, Copy)]
+struct Beside {
+    /// Which of the descriptors it is.
+    at: usize,
+    listener: &'static fast::Listener,
+    serial: u32,
+}
+
+impl Beside {
+    fn is_there(&self, fds: &[pollfd]) -> bool {
+        fds.get(self.at).is_some_and(|p| self.listener.is(p.fd, self.serial))
+    }
+}
+
 /// As [`poll_connections`], with listeners that give out parked connections: beside each stands
 /// what is readable while it has some.
 fn poll_list(fds: &mut [pollfd], timeout_ns: i64, mask: Mask) -> Result<Ret, NoMemory> {
@@ -243,16 +258,22 @@ fn poll_list(fds: &mut [pollfd], timeout_ns: i64, mask: Mask) -> Result<Ret, NoM
     for p in fds.iter() {
         let _ = all.push(*p);
     }
-    for l in fds.iter().filter_map(beside) {
-        let _ = all.push(pollfd { fd: l.gather(), events: libc::POLLIN, revents: 0 });
+    // (One may be closed meanwhile, and its entry another one's.)
+    let mut few = [MaybeUninit::uninit(); FEW];
+    let mut listeners = Scratch::<Beside>::within(&mut few, count).ok_or(NoMemory)?;
+    for (at, p) in fds.iter().enumerate() {
+        if let Some(l) = beside(p).filter(|_| listeners.len() < count) {
+            let _ = listeners.push(Beside { at, listener: l, serial: l.serial() });
+            let _ = all.push(pollfd { fd: l.gather(), events: libc::POLLIN, revents: 0 });
+        }
     }
     let deadline =
         if timeout_ns < 0 { 0 } else { sys::now_ns().saturating_add(timeout_ns as u64).max(1) };
     let mut left = timeout_ns;
     loop {
-        for l in fds.iter().filter_map(beside) {
-            io::waits_elsewhere(l);
-            l.waits();
+        for b in listeners.iter().filter(|b| b.is_there(fds)) {
+            io::waits_elsewhere(b.listener);
+            b.listener.waits(b.serial);
         }
         let mut r = poll_connections(&mut all, left, mask);
         if let Ok(PASS) = r {
@@ -260,18 +281,20 @@ fn poll_list(fds: &mut [pollfd], timeout_ns: i64, mask: Mask) -> Result<Ret, NoM
             r = Ok(unsafe { sleep::ppoll(all.as_mut_ptr(), all.len(), left, mask) });
         }
         // (One that waits for other things as well is a loop of events.)
-        fds.iter().filter_map(beside).for_each(|l| l.waited(fds.len() > count));
+        listeners.iter().for_each(|b| b.listener.waited(b.serial, fds.len() > count));
         let r = r?;
         if r < 0 {
             return Ok(r);
         }
         let (these, gathers) = all.split_at(fds.len().min(all.len()));
         fds.iter_mut().zip(these).for_each(|(p, a)| p.revents = a.revents);
-        let mut gathers = gathers.iter();
-        for (p, l) in fds.iter_mut().filter_map(|p| beside(p).map(|l| (p, l))) {
+        for (b, gather) in listeners.iter().zip(gathers) {
             // (A doorbell can come late: who accepts behind a vain one would wait.)
-            let rung = gathers.next().is_some_and(|g| g.revents & libc::POLLIN != 0);
-            if rung && l.has_some(io::is_taken) {
+            let rung = gather.revents & libc::POLLIN != 0 && b.is_there(fds);
+            if rung
+                && b.listener.has_some(io::is_taken)
+                && let Some(p) = fds.get_mut(b.at)
+            {
                 p.revents |= p.events & IN;
             }
         }

@@ -219,7 +219,7 @@ fn listen_here(
     ev: epoll_event,
 ) -> bool {
     let mut inner = e.inner.lock();
-    inner.listeners.retain(|here| here.fd != fd && here.listener.is(here.fd));
+    inner.listeners.retain(|here| here.fd != fd && here.listener.is(here.fd, here.serial));
     if op == libc::EPOLL_CTL_DEL {
         return true;
     }
@@ -228,8 +228,9 @@ fn listen_here(
     if room.0.is_err() || room.1.is_err() || inner.news.reserve(all + 2).is_err() {
         return false;
     }
-    let (events, data) = (ev.events, ev.u64);
-    inner.listeners.push(Listening { listener: l, fd, events, data, reported_in: 0, seen: 0 });
+    let (events, data, serial) = (ev.events, ev.u64, l.serial());
+    let (reported_in, seen) = (0, 0);
+    inner.listeners.push(Listening { listener: l, serial, fd, events, data, reported_in, seen });
     // (What was taken before is told of anew.)
     inner.queue_listeners();
     true

@@ -161,7 +161,8 @@ fn report_listeners(inner: &mut Inner, out: &mut Out) -> bool {
     let (wait, mut again, mut full) = (inner.wait, false, false);
     inner.listeners_queued = false;
     for here in &mut inner.listeners {
-        let taken = here.listener.count_taken().filter(|_| here.listener.is(here.fd));
+        let taken = here.listener.count_taken();
+        let taken = taken.filter(|_| here.listener.is(here.fd, here.serial));
         let Some(taken) = taken.filter(|_| here.events & IN != 0) else { continue };
         let edge = here.events & ET != 0;
         if edge && taken == here.seen {

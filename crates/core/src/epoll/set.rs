@@ -89,6 +89,8 @@ impl Seen {
 /// A listener in the set, by which connections come that the kernel knows nothing of.
 pub(super) struct Listening {
     pub(super) listener: &'static Listener,
+    /// Which life of the listener's entry.
+    pub(super) serial: u32,
     pub(super) fd: c_int,
     pub(super) events: u32,
     pub(super) data: u64,

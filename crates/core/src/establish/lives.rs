@@ -152,9 +152,9 @@ pub(crate) unsafe fn accept(fd: c_int, peer: Peer, flags: c_int, forget: fn(c_in
     if flags & !(libc::SOCK_NONBLOCK | libc::SOCK_CLOEXEC) != 0 {
         return PASS;
     }
-    let mut alone = false;
+    let (mut alone, serial) = (false, l.serial());
     // (It may be closed meanwhile, and its entry another one's.)
-    while l.is(fd) {
+    while l.is(fd, serial) {
         if !l.may_park() {
             // What was taken before is still given out, before the kernel's, which may wait. (It
             // may not be announced yet.)
@@ -174,7 +174,7 @@ pub(crate) unsafe fn accept(fd: c_int, peer: Peer, flags: c_int, forget: fn(c_in
         }
         if l.is_to_be_sought() {
             io::find_taken(l, false);
-            if l.has_taken() && !alone {
+            if l.has_taken() {
                 continue;
             }
         }
@@ -212,9 +212,9 @@ pub(crate) unsafe fn accept(fd: c_int, peer: Peer, flags: c_int, forget: fn(c_in
         if l.has_taken() {
             continue;
         }
-        l.waits();
+        l.waits(serial);
         let r = wait(l, fd);
-        l.waited(false);
+        l.waited(serial, false);
         if let Some(r) = r {
             return r;
         }

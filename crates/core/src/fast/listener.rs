@@ -35,8 +35,9 @@ pub(crate) struct Listener {
     common: AtomicBool,
     /// As whom its process is known to its peers: [`WAITS`], and so on.
     awaits: AtomicU64,
-    /// Threads that wait for it in calls of their own.
-    waiting: AtomicU32,
+    /// Threads that wait for it in calls of their own; above that which life of this entry they
+    /// wait for.
+    waiting: AtomicU64,
     /// The epoll sets that it is in, + 1; and whether edge-triggered in one.
     sets: [AtomicI32; SETS],
     edge: AtomicBool,
@@ -95,7 +96,7 @@ static TABLE: [Listener; LISTENERS] = [const {
         nonblock: AtomicBool::new(false),
         common: AtomicBool::new(false),
         awaits: AtomicU64::new(NOT_NOW),
-        waiting: AtomicU32::new(0),
+        waiting: AtomicU64::new(0),
         sets: [const { AtomicI32::new(0) }; SETS],
         edge: AtomicBool::new(false),
         by_set: AtomicBool::new(false),
@@ -284,12 +285,13 @@ fn add(fd: c_int, shared: bool, common: bool) {
         l.place.store(place as u32 + 1, Release);
     }
     wait::silence(l.place());
-    l.serial.store(l.serial.load(Relaxed).wrapping_add(1) & 0xff_ffff, Release);
+    let serial = l.serial.load(Relaxed).wrapping_add(1) & 0xff_ffff;
+    l.serial.store(serial, Release);
     l.shared.store(shared, Relaxed);
     l.common.store(common, Relaxed);
     l.nonblock.store(is_nonblocking(fd), Relaxed);
     l.awaits.store(if shared { NOT_NOW } else { ALONE }, Relaxed);
-    l.waiting.store(0, Relaxed);
+    l.waiting.store(u64::from(serial) << 32, Relaxed);
     l.sets.iter().for_each(|set| set.store(0, Relaxed));
     for flag in [&l.edge, &l.by_set, &l.not_by_set] {
         flag.store(false, Relaxed);
@@ -315,9 +317,14 @@ fn backlog(fd: c_int) -> u32 {
 }
 
 impl Listener {
-    /// Whether `fd` still is that listener.
-    pub(crate) fn is(&self, fd: c_int) -> bool {
-        self.fd.load(Acquire) == fd
+    /// Which life of its entry this is.
+    pub(crate) fn serial(&self) -> u32 {
+        self.serial.load(Acquire)
+    }
+
+    /// Whether `fd` still is that listener, of that life.
+    pub(crate) fn is(&self, fd: c_int, serial: u32) -> bool {
+        self.fd.load(Acquire) == fd && self.serial() == serial
     }
 
     /// Another one may be parked: its queue holds no more than the kernel's would.
@@ -601,18 +608,29 @@ impl Listener {
         }
     }
 
-    /// A thread begins to wait for it, in a call of its own.
-    pub(crate) fn waits(&self) {
-        self.waiting.fetch_add(1, Relaxed);
-        self.say(WAITS);
+    /// A thread begins to wait for it, in a call of its own, if it still is of that life.
+    pub(crate) fn waits(&self, serial: u32) {
+        if self.count_waiting(serial, |n| n.checked_add(1)).is_some() {
+            self.say(WAITS);
+        }
     }
 
-    /// It does not wait any more. `comes_again`: it waits for other things, too, and so is a loop
-    /// of events.
-    pub(crate) fn waited(&self, comes_again: bool) {
-        if self.waiting.fetch_sub(1, Relaxed) == 1 {
+    /// It does not wait any more. (It may have been closed meanwhile, and be another one.)
+    /// `comes_again`: it waits for other things, too, and so is a loop of events.
+    pub(crate) fn waited(&self, serial: u32, comes_again: bool) {
+        if self.count_waiting(serial, |n| n.checked_sub(1)) == Some(1) {
             self.say(if comes_again { sys::ticks() } else { NOT_NOW });
         }
+    }
+
+    /// How many waited before.
+    fn count_waiting(&self, serial: u32, to: impl Fn(u32) -> Option<u32>) -> Option<u32> {
+        let above = u64::from(serial) << 32;
+        let count = |now: u64| {
+            let same = now >> 32 == u64::from(serial);
+            Some(above | u64::from(to(now as u32).filter(|_| same)?))
+        };
+        self.waiting.fetch_update(Relaxed, Relaxed, count).ok().map(|before| before as u32)
     }
 
     /// It stands in an epoll set.

@@ -348,19 +348,31 @@ fn a_carrier_of_a_shared_port_is_taken_while_its_process_waits() {
         Some(())
     };
     close_in_good_order(ends);
+    let serial = l.known.serial();
     assert_eq!(next(&l), None, "nobody waits");
-    l.known.waits();
+    l.known.waits(serial);
     assert_eq!(next(&l), Some(()), "a thread waits");
-    l.known.waits();
-    l.known.waited(false);
+    l.known.waits(serial);
+    l.known.waited(serial, false);
     assert_eq!(next(&l), Some(()), "another one does");
-    l.known.waited(true);
+    l.known.waited(serial, true);
     assert_eq!(next(&l), Some(()), "it comes again");
     std::thread::sleep(std::time::Duration::from_millis(20));
     assert_eq!(next(&l), None, "it came by long ago");
-    l.known.waits();
-    l.known.waited(false);
+    l.known.waits(serial);
+    l.known.waited(serial, false);
     assert_eq!(next(&l), None, "it serves somebody");
+    // Who has waited for another one, under this number and entry, counts for nothing.
+    l.known.waits(serial.wrapping_sub(1));
+    assert!(!l.known.is(l.socket.as_raw_fd(), serial.wrapping_sub(1)));
+    assert_eq!(next(&l), None, "another one was waited for");
+    l.known.waits(serial);
+    l.known.waited(serial.wrapping_sub(1), false);
+    assert_eq!(next(&l), Some(()), "another one was waited for");
+    l.known.waited(serial, false);
+    l.known.waited(serial, false);
+    l.known.waits(serial);
+    assert_eq!(next(&l), Some(()), "it is counted once");
     drop(l);
     until_none_is_kept();
 }
