@@ -19,7 +19,7 @@ use core::sync::atomic::fence;
 use libc::epoll_event;
 use netacc_control::stats::{Counter, Reason};
 
-#[inline]
+#[inline(always)]
 pub(crate) unsafe fn ctl(epfd: c_int, op: c_int, fd: c_int, event: *mut epoll_event) -> Ret {
     let raw = fd_table::raw(fd);
     if raw == 0 {

@@ -31,14 +31,53 @@ pub(crate) unsafe fn wait(
     mask: Mask,
     counted: &mut Counted,
 ) -> Ret {
+    if fast::has_shared() {
+        // SAFETY: as it came.
+        return unsafe { wait_at_listeners(epfd, events, max, timeout_ns, mask, counted) };
+    }
+    // SAFETY: as it came.
+    unsafe { wait_here(epfd, events, max, timeout_ns, mask, counted) }
+}
+
+/// A wait in a set that may have listeners at which others accept, too: their peers know of it
+/// meanwhile. (One that goes on in the kernel is over in [`Counted::over`].)
+#[cold]
+#[inline(never)]
+unsafe fn wait_at_listeners(
+    epfd: c_int,
+    events: *mut epoll_event,
+    max: c_int,
+    timeout_ns: i64,
+    mask: Mask,
+    counted: &mut Counted,
+) -> Ret {
+    let own = |e: &&Epoll| e.owner.load(Relaxed) == process::id();
+    let own = fd_table::epoll(epfd).map(at).filter(own);
+    if own.is_some() {
+        signals::held(|| fast::waits_in(epfd));
+    }
+    // SAFETY: as it came.
+    let r = unsafe { wait_here(epfd, events, max, timeout_ns, mask, counted) };
+    if let Some(e) = own.filter(|_| r != PASS) {
+        leaves_listeners(e, epfd);
+    }
+    r
+}
+
+#[inline]
+unsafe fn wait_here(
+    epfd: c_int,
+    events: *mut epoll_event,
+    max: c_int,
+    timeout_ns: i64,
+    mask: Mask,
+    counted: &mut Counted,
+) -> Ret {
     let Some(e) = fd_table::epoll(epfd) else { return PASS };
     let e = at(e);
     if e.owner.load(Relaxed) != process::id() {
         signals::held(|| inherited(e));
         return PASS;
-    }
-    if fast::has_shared() {
-        enters_listeners(epfd);
     }
     if !e.active.load(Acquire) {
         if !e.waited.load(Relaxed) {
@@ -59,11 +98,10 @@ pub(crate) unsafe fn wait(
                 let r = unsafe { look_and_sleep(epfd, events, max, &mut left, habit) };
                 *counted = Counted::default();
                 if let Some(r) = r {
-                    leaves_listeners(e, epfd);
                     return r;
                 }
                 // SAFETY: as it came.
-                return unsafe { wait(epfd, events, max, left, mask, counted) };
+                return unsafe { wait_here(epfd, events, max, left, mask, counted) };
             }
             counted.sleep = Some(habit.sleep());
             return PASS;
@@ -85,30 +123,11 @@ pub(crate) unsafe fn wait(
         light(e, &mut e.inner.lock());
     }
     let _ = signals::leave(section);
-    if fast::has_shared() {
-        leave_unless(r == PASS, e, epfd);
-    }
     if r == PASS && !go_outside(e, counted) {
         // SAFETY: as it came.
-        return unsafe { wait(epfd, events, max, timeout_ns, mask, counted) };
+        return unsafe { wait_here(epfd, events, max, timeout_ns, mask, counted) };
     }
     r
-}
-
-/// A thread begins to wait in a set with listeners at which others accept, too: their peers know of
-/// it meanwhile.
-#[cold]
-#[inline(never)]
-fn enters_listeners(epfd: c_int) {
-    signals::held(|| fast::waits_in(epfd));
-}
-
-#[cold]
-#[inline(never)]
-fn leave_unless(goes_on: bool, e: &Epoll, epfd: c_int) {
-    if !goes_on {
-        leaves_listeners(e, epfd);
-    }
 }
 
 /// Whether the set has connections that the library follows. Once they are gone its waits are not

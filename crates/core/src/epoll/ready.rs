@@ -72,8 +72,8 @@ fn by_ring(item: &Item, channel: &Channel) -> Option<ByRing> {
 }
 
 /// What a kept item has to report; reads shared words, and asks the kernel only where the carrier
-/// matters. (Where it stands is left to nobody: it is most of a wait.)
-#[inline(always)]
+/// matters.
+#[inline]
 pub(super) fn evaluate(item: &mut Item) -> u32 {
     let channel = item.socket.channel().filter(|_| !item.plain);
     let Some(channel) = channel else { return evaluate_plain(item) };

@@ -114,13 +114,7 @@ pub(super) fn collect_here(
     while left > 0 && out.n < out.max {
         left -= 1;
         let Some(index) = inner.ready.pop_front() else { return };
-        if index >= LISTENERS {
-            if index == LISTENERS {
-                if !report_listeners(inner, out) {
-                    return;
-                }
-                continue;
-            }
+        if index == KERNEL {
             match kernel {
                 _ if inner.sent_by_kernel <= inner.looked_at => inner.kernel_queued = false,
                 Kernel::Look(epfd) if inner.looked_in != inner.wait || !out.is_done() => {
@@ -203,7 +197,9 @@ fn look_first(inner: &mut Inner, e: &'static Epoll, epfd: c_int, out: &mut Out) 
 #[inline]
 fn report(inner: &mut Inner, e: &'static Epoll, index: u32, out: &mut Out) -> bool {
     let (wait, looks) = (inner.wait, inner.looks);
-    let Some(item) = inner.item(index) else { return true };
+    let Some(item) = inner.item(index) else {
+        return index != LISTENERS || report_listeners(inner, out);
+    };
     if item.reported_in == wait {
         item.queued = true;
         inner.ready.push_back(index);
