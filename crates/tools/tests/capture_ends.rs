@@ -106,7 +106,7 @@ fn what_came_last_is_told_if_nobody_has_the_rings_by_then() {
         assert_eq!(bytes(&process.look(&mut connection).1), 100);
         process.set(0, TAIL, 300);
         process.set(0, REQUEST, HALF);
-        connection.end(&process, now()).unwrap();
+        connection.end(&process, true, now()).unwrap();
         connection.look_behind_end(&process);
         let mut said = Vec::new();
         assert!(connection.settle_end(&used, now(), &mut |d, it| said.push((d, it))));
@@ -127,7 +127,7 @@ fn an_end_that_was_seen_is_known_when_the_rings_are_others() {
     assert_eq!(process.look(&mut connection).0, Looked::News);
     assert_eq!(process.look(&mut connection).0, Looked::Idle);
     (0..2).for_each(|d| process.set(d, REQUEST, 0));
-    connection.end(&process, now()).unwrap();
+    connection.end(&process, true, now()).unwrap();
     connection.settle_end(&HashSet::from(WORDS), now(), &mut |_, _| ());
     assert_eq!(connection.ends(), [false, true]);
 }
@@ -172,4 +172,24 @@ fn the_end_of_a_stream_is_told_or_said_not_to_be_known() {
     ] {
         assert!(text.contains(what), "{what}");
     }
+}
+
+/// A carrier's next life may have begun at the peer, in the same ring, when this one is looked at
+/// for the last time.
+#[test]
+fn what_was_never_counted_is_another_connections() {
+    let limits = [Said::Bytes(90, vec![1; 30], 1), Said::Lost(200), Said::Kernel(200)];
+    let [bytes, lost, kernel] = limits.map(|said| said.up_to(100));
+    assert_eq!(bytes, Said::Bytes(90, vec![1; 10], 1));
+    assert_eq!((lost, kernel), (Said::Lost(100), Said::Kernel(100)));
+    assert_eq!(Said::Bytes(150, vec![1; 30], 1).up_to(100), Said::Bytes(100, vec![], 1));
+    let mut process = Process::new();
+    let mut connection = process.connection(true);
+    process.look(&mut connection);
+    process.set(1, TAIL, 100);
+    connection.end(&process, false, now()).unwrap();
+    connection.look_behind_end(&process);
+    let mut said = Vec::new();
+    assert!(connection.settle_end(&HashSet::new(), now(), &mut |d, it| said.push((d, it))));
+    assert_eq!((said, connection.has_all()), (vec![], [true, false]));
 }

@@ -240,9 +240,14 @@ impl Connection {
 
     /// It has ended here: copies what is still there. It is told when it is known whose it is
     /// ([`Connection::settle_end`]).
-    pub fn end(&mut self, memory: &impl Memory, now: Now) -> Result<(), Unreadable> {
+    pub fn end(
+        &mut self,
+        memory: &impl Memory,
+        may_copy: bool,
+        now: Now,
+    ) -> Result<(), Unreadable> {
         self.ended_at = Some(now.instant);
-        if self.has_left {
+        if self.has_left || !may_copy {
             return Ok(());
         }
         let words = self.words(memory)?;
@@ -269,7 +274,7 @@ impl Connection {
 
     /// Looks at the words behind its end, if that has not been done yet.
     pub fn look_behind_end(&mut self, memory: &impl Memory) {
-        if self.last.behind.is_none() && !self.has_left && self.streams.iter().any(Stream::waits) {
+        if self.last.behind.is_none() && !self.has_left {
             let is_peer_idle = self.is_peer_idle();
             self.last.behind = self.words(memory).ok().map(|words| (words, is_peer_idle));
         }

@@ -421,12 +421,13 @@ impl Process {
     fn end<W: Write>(&mut self, index: u32, pairs: &mut Pairs, story: &mut Story<W>, now: Now) {
         let Some(mut it) = self.followed.remove(&index) else { return };
         self.has_seen(&it.connection);
+        let may_copy = self.limit(&mut it);
         let [local, peer] = it.told.ends();
         pairs.remove(&(local, peer));
         let mut tell = |d, said: Said| story.say(&mut it.told, d, said);
         let held = it.connection.held();
         it.connection.set_room(self.room / 2);
-        if it.connection.end(&self.memory, now).is_err() {
+        if it.connection.end(&self.memory, may_copy, now).is_err() {
             it.connection.give_up(&mut tell);
         }
         self.room = self.room.saturating_sub(it.connection.held().saturating_sub(held));
@@ -459,6 +460,22 @@ impl Process {
             let key = connection.key();
             self.seen.end(key.index, key.opened_unix_ns());
         }
+    }
+
+    /// What is more than a connection that has ended has counted is of a later life of its carrier,
+    /// which may have begun already at its peer. False: nobody knows how much that is.
+    fn limit(&self, it: &mut Followed) -> bool {
+        let key = it.connection.key();
+        let record = self.segment.file.record(key.index);
+        let is_own = |it: &Record| Key::of(key.index, &it.connection) == Some(key);
+        let Some(record) = record.filter(is_own) else { return false };
+        let [sent, received] = [record.connection.tx_bytes, record.connection.rx_bytes];
+        if !record.is_open && key.is_of_whole_life() {
+            it.told.limit([&sent, &received].map(|bytes| crate::selection::sum(bytes)));
+            return true;
+        }
+        // (It counts still where the process was killed.)
+        record.is_open
     }
 
     /// All is told of it but its end.

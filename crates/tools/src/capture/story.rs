@@ -62,6 +62,8 @@ pub struct Told {
     has_ended: [bool; 2],
     /// It is known which offset comes next.
     is_placed: [bool; 2],
+    /// Nothing comes from these offsets on.
+    limits: [u64; 2],
 }
 
 impl<W: Write> Story<W> {
@@ -101,6 +103,7 @@ impl<W: Write> Story<W> {
             notes: [note.to_owned(), note.to_owned()],
             has_ended: [false; 2],
             is_placed: [false; 2],
+            limits: [u64::MAX; 2],
         }
     }
 
@@ -117,7 +120,7 @@ impl<W: Write> Story<W> {
 
     /// Tells more of a direction.
     pub fn say(&mut self, told: &mut Told, d: usize, said: Said) {
-        match said {
+        match said.up_to(told.limits[d]) {
             Said::Begins(offset, by_kernel) => {
                 (told.next[d], told.kernel[d]) = (offset, by_kernel);
                 told.is_placed[d] = true;
@@ -310,6 +313,12 @@ impl Told {
     /// The process's end, and the peer's.
     pub fn ends(&self) -> [SocketAddr; 2] {
         self.ends
+    }
+
+    /// So many bytes were sent, and received, in all: what is said to lie behind them is not of
+    /// this connection.
+    pub fn limit(&mut self, all: [u64; 2]) {
+        self.limits = all;
     }
 }
 

@@ -48,6 +48,21 @@ pub enum Said {
     Begins(u64, u64),
 }
 
+impl Said {
+    /// As much of it as lies before that offset.
+    pub fn up_to(self, limit: u64) -> Said {
+        match self {
+            Said::Bytes(offset, mut bytes, time_ns) => {
+                bytes.truncate(limit.saturating_sub(offset).try_into().unwrap_or(usize::MAX));
+                Said::Bytes(offset.min(limit), bytes, time_ns)
+            }
+            Said::Lost(offset) => Said::Lost(offset.min(limit)),
+            Said::Kernel(offset) => Said::Kernel(offset.min(limit)),
+            Said::Begins(offset, by_kernel) => Said::Begins(offset.min(limit), by_kernel),
+        }
+    }
+}
+
 /// A direction.
 #[derive(Debug)]
 pub struct Stream {
