@@ -24,7 +24,7 @@ use crate::socket::{Socket, State, flag, offered};
 use crate::{fd_table, host, numbers, policy, process, sys, thread};
 use alloc::vec::Vec;
 use core::ffi::{c_int, c_void};
-use core::sync::atomic::{AtomicI32, AtomicU32, AtomicU64, Ordering::*};
+use core::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, AtomicU64, Ordering::*};
 use libc::pollfd;
 use netacc_control::stats::Reason;
 use netacc_packet::route::NoRoute;
@@ -91,6 +91,7 @@ fn ensure_started() -> bool {
 #[cold]
 #[inline(never)]
 fn start() -> bool {
+    EVER.store(true, Release);
     let signals = sys::hold_signals();
     let started = {
         let _one = STARTING.lock();
@@ -138,8 +139,28 @@ extern "C" fn run(_: *mut c_void) -> *mut c_void {
 
 // ---- descriptors --------------------------------------------------------------------------------
 
-/// Those that the engines have, of which a forked child has copies.
-static OWN: [AtomicI32; 8192] = [const { AtomicI32::new(-1) }; 8192];
+/// Those that the engines have, of which a forked child has copies: each and one, or 0. (So it is
+/// memory that nobody has until something is written there.)
+static OWN: [AtomicI32; 8192] = [const { AtomicI32::new(0) }; 8192];
+/// This process, or one that it was forked from, has begun to start the thread: otherwise nothing
+/// of all this was ever used.
+static EVER: AtomicBool = AtomicBool::new(false);
+
+fn replace_own(old: c_int, new: c_int) {
+    let _ = OWN.iter().any(|at| {
+        at.load(Relaxed) == old && at.compare_exchange(old, new, AcqRel, Relaxed).is_ok()
+    });
+}
+
+/// Closes all that a forked child has copies of.
+fn close_own() {
+    for at in OWN.iter().filter(|at| at.load(Relaxed) != 0) {
+        let fd = at.swap(0, AcqRel) - 1;
+        if fd >= 0 {
+            fd_table::close_internal(fd);
+        }
+    }
+}
 
 static NUMBERS: Numbers = Numbers { adopt, close };
 
@@ -147,13 +168,13 @@ static NUMBERS: Numbers = Numbers { adopt, close };
 fn adopt(fd: c_int) -> c_int {
     let own = numbers::adopt(fd);
     if own >= 0 {
-        let _ = OWN.iter().any(|at| at.compare_exchange(-1, own, AcqRel, Relaxed).is_ok());
+        replace_own(0, own + 1);
     }
     own
 }
 
 fn close(fd: c_int) {
-    let _ = OWN.iter().any(|at| at.compare_exchange(fd, -1, AcqRel, Relaxed).is_ok());
+    replace_own(fd + 1, 0);
     fd_table::close_internal(fd);
 }
 
@@ -242,13 +263,15 @@ impl Agent for UserSpace {
         }
     }
     fn in_child(&self, _parent: u32) {
-        FORKING.store(0, Relaxed);
-        for at in &OWN {
-            let fd = at.swap(-1, AcqRel);
-            if fd >= 0 {
-                fd_table::close_internal(fd);
-            }
+        // (It may be the first process of a namespace, or its parent was that.)
+        if ALLOWED.load(Relaxed) != 0 {
+            ALLOWED.store(0, Relaxed);
         }
+        if !EVER.load(Acquire) {
+            return;
+        }
+        FORKING.store(0, Relaxed);
+        close_own();
         core::mem::forget(core::mem::take(&mut *INBOX.lock()));
         drop(STARTING.lock());
         FAILED.store(0, Relaxed);
@@ -467,5 +490,29 @@ fn refuse(s: &'static Socket, generation: u32, why: Reason) {
     if s.generation.load(Acquire) == generation && s.path() == PathId::Utcp {
         s.verdict.store(why as u32, Relaxed);
         let _ = s.offered.happens(offered::Event::Refused(PathId::Utcp));
+    }
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used, reason = "tests may fail loudly")]
+mod tests {
+    use super::*;
+    use crate::testing::alone_in_child;
+
+    #[test]
+    fn a_child_closes_what_the_engines_had_and_nothing_where_they_had_nothing() {
+        crate::testing::init();
+        assert!(alone_in_child(|| {
+            let fd = sys::eventfd(0, libc::EFD_CLOEXEC) as c_int;
+            let is_open = || sys::read(fd, &mut [0; 4]) == -(libc::EINVAL as isize);
+            assert!(fd >= 0 && is_open());
+            replace_own(0, fd + 1);
+            AGENT.in_child(0);
+            assert!(is_open() && !EVER.load(Relaxed));
+            EVER.store(true, Relaxed);
+            AGENT.in_child(0);
+            assert!(!is_open() && OWN.iter().all(|at| at.load(Relaxed) == 0));
+            true
+        }));
     }
 }
