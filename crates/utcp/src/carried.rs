@@ -5,7 +5,7 @@
 
 use crate::buffer::Buffer;
 use crate::kernel::{Frozen, Kept, Queues, Refusal};
-use crate::record::{Numbers, Record, Stage};
+use crate::record::{Numbers, Record, Stage, copy_of};
 use alloc::vec::Vec;
 use netacc_packet::port::{Frame, LinkAddress, Port, Sent};
 use netacc_packet::route::Route;
@@ -20,8 +20,10 @@ use netacc_tcp::{
 
 /// The smallest buffers.
 const BUFFER: usize = 1 << 18;
-/// So many packets wait for the kernel at most: what is lost then is sent again.
+/// So many packets wait for the kernel at most, and so many bytes of them: what is lost then is
+/// sent again.
 const STASH: usize = 256;
+const STASH_BYTES: usize = 1 << 20;
 const MS: Nanos = 1_000_000;
 
 /// What the socket's options ask for, and how its packets are made.
@@ -90,6 +92,8 @@ pub struct Carried {
     record: Option<Record>,
     /// When that was written last.
     now: Nanos,
+    /// As [`Carried::is_abandoned`] has it.
+    abandoned: Option<bool>,
 }
 
 impl Carried {
@@ -185,6 +189,7 @@ impl Carried {
             stash: Vec::new(),
             record,
             now: 0,
+            abandoned: None,
         }
     }
 
@@ -348,8 +353,13 @@ impl Carried {
 
     /// A packet for the kernel, once it has the connection.
     pub(crate) fn stash(&mut self, packet: &[u8]) {
-        if self.stash.len() < STASH {
-            self.stash.push(packet.to_vec());
+        let bytes: usize = self.stash.iter().map(Vec::len).sum();
+        let fits = self.stash.len() < STASH && bytes + packet.len() <= STASH_BYTES;
+        if fits
+            && self.stash.try_reserve(1).is_ok()
+            && let Some(copy) = copy_of([packet, &[]])
+        {
+            self.stash.push(copy);
         }
     }
 
@@ -403,17 +413,33 @@ impl Carried {
         port.send(&Frame { to: self.route.next_hop, headers, ip_header, payload, segment: size })
     }
 
+    /// What the kernel gets of its bytes.
+    ///
+    /// # Errors
+    ///
+    /// ENOMEM: then it stays out.
+    pub(crate) fn leaves(&self, now: Nanos) -> Result<Leaves, Errno> {
+        let numbers = self.numbers(now);
+        let (queues, unsent) = numbers.queues(&self.send, &self.receive)?;
+        Ok(Leaves { numbers, queues, unsent })
+    }
+
     /// The connection as the kernel gets it: its numbers, its queues, what was never sent, and the
     /// packets that wait.
-    pub(crate) fn end(self, now: Nanos) -> Ended {
-        let (reason, numbers) = (self.over(), self.numbers(now));
-        let Self { kept, service, route, send, receive, stash, record, .. } = self;
+    pub(crate) fn end(self, Leaves { numbers, queues, unsent }: Leaves) -> Ended {
+        let reason = self.over();
+        let Self { kept, service, route, stash, record, abandoned, .. } = self;
         if let Some(record) = &record {
             record.publish(&numbers);
         }
-        let (queues, unsent) = numbers.queues(&send, &receive);
         let (repair, to) = (numbers.repair, route.next_hop);
-        Ended { kept, reason, repair, queues, unsent, stash, service, to, record }
+        Ended { kept, reason, repair, queues, unsent, stash, service, to, record, abandoned }
+    }
+
+    /// Nobody has its ends any more, and `cut`: nor bytes that it was never given. Where the kernel
+    /// does not get all of its bytes, the stream ends in a reset, and not as if it were whole.
+    pub const fn is_abandoned(&mut self, cut: bool) {
+        self.abandoned = Some(cut);
     }
 }
 
@@ -429,6 +455,14 @@ fn buffers(record: Option<&Record>, least: [usize; 2]) -> Result<[Buffer; 2], Re
     made.map_err(|_| Refusal::NoMemory)
 }
 
+/// What the kernel gets of the bytes of a connection, and what it is told of them.
+#[derive(Debug)]
+pub(crate) struct Leaves {
+    numbers: Numbers,
+    queues: Queues,
+    unsent: Vec<u8>,
+}
+
 /// What is left of a connection when it is no longer out.
 #[derive(Debug)]
 pub(crate) struct Ended {
@@ -439,6 +473,8 @@ pub(crate) struct Ended {
     pub(crate) unsent: Vec<u8>,
     pub(crate) stash: Vec<Vec<u8>>,
     pub(crate) record: Option<Record>,
+    /// As [`Carried::is_abandoned`] has it.
+    pub(crate) abandoned: Option<bool>,
     service: Service,
     to: LinkAddress,
 }

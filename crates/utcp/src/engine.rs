@@ -3,12 +3,12 @@
 //! One thread drives it: [`Engine::turn`] again and again, while there is something to do. Which
 //! connections come and go is the caller's business.
 
-use crate::carried::{Asked, Carried, Ended, Over};
+use crate::carried::{Asked, Carried, Ended, Leaves, Over};
 use crate::inject::Injector;
 use crate::keeper::Link;
 use crate::kernel::{Kept, Refusal};
 use crate::outcome::{GivenBack, NotBack, NotTaken};
-use crate::record::{Record, Stage};
+use crate::record::{Record, Stage, copy_of};
 use alloc::vec::Vec;
 use core::ffi::c_int;
 use netacc_packet::Device;
@@ -308,7 +308,9 @@ impl<P: Steered> Engine<P> {
                 }
                 // It was held, and its connection is the kernel's again by now.
                 None => {
-                    let _ = injector.inject(&read.flow, &mut came.packet.to_vec());
+                    // (Without memory it is lost, and comes again.)
+                    let copy = copy_of([came.packet, &[]]);
+                    let _ = copy.map(|mut packet| injector.inject(&read.flow, &mut packet));
                 }
             }
             index
@@ -362,17 +364,20 @@ impl<P: Steered> Engine<P> {
     pub fn give_back(&mut self, index: u32, now: Nanos) -> Option<Result<GivenBack, NotBack>> {
         self.turn(now);
         let carried = self.carried(index)?;
-        if let Err(errno) = carried.kept.can_connect() {
-            carried.later(now.saturating_add(AGAIN));
-            let due = carried.next_timer();
-            self.wheel.set(index, due);
-            return Some(Err(NotBack::NoWay(errno)));
+        let leaves = carried.kept.can_connect().and_then(|()| carried.leaves(now));
+        match leaves {
+            Ok(leaves) => self.end(index, leaves).map(|ended| ended.map_err(NotBack::Lost)),
+            Err(errno) => {
+                carried.later(now.saturating_add(AGAIN));
+                let due = carried.next_timer();
+                self.wheel.set(index, due);
+                Some(Err(NotBack::NoWay(errno)))
+            }
         }
-        self.end(index, now).map(|ended| ended.map_err(NotBack::Lost))
     }
 
-    fn end(&mut self, index: u32, now: Nanos) -> Option<Result<GivenBack, Errno>> {
-        let mut ended = self.places.get_mut(place_of(index)?)?.take()?.end(now);
+    fn end(&mut self, index: u32, leaves: Leaves) -> Option<Result<GivenBack, Errno>> {
+        let mut ended = self.places.get_mut(place_of(index)?)?.take()?.end(leaves);
         self.wheel.set(index, None);
         self.over.retain(|&other| other != index);
         self.news.retain(|&other| other != index);
@@ -399,10 +404,13 @@ impl<P: Steered> Engine<P> {
         for packet in &mut ended.stash {
             let _ = self.injector.inject(&flow, packet);
         }
-        self.turn(now);
-        let Ended { kept, mut unsent, reason, .. } = ended;
+        self.turn(self.now);
+        let Ended { kept, mut unsent, reason, abandoned, .. } = ended;
         let taken = kept.write(&unsent);
         kept.restore(buffers);
+        if abandoned.is_some_and(|cut| cut || taken < unsent.len()) {
+            kept.end_in_reset();
+        }
         self.not_kept(index);
         unsent.drain(..taken.min(unsent.len()));
         Some(Ok(GivenBack { reason, unsent }))
@@ -416,8 +424,11 @@ impl<P: Steered> Drop for Engine<P> {
         }
         self.turn(self.now);
         for index in 0..self.places.len() {
-            // (Where the kernel has no way to the peer, the peer cannot be told either.)
-            let _ = u32::try_from(index).ok().and_then(|index| self.end(index, self.now));
+            // (Where the kernel has no way to the peer, the peer cannot be told either. Where there
+            // is no memory the keeper does it, when the link has no other end.)
+            let Some(Some(carried)) = self.places.get(index) else { continue };
+            let leaves = carried.leaves(self.now).ok();
+            let _ = leaves.zip(u32::try_from(index).ok()).map(|(l, index)| self.end(index, l));
         }
     }
 }

@@ -382,6 +382,14 @@ impl Kept {
         self.leave();
     }
 
+    /// Its close resets the peer.
+    pub fn end_in_reset(&self) {
+        let linger = [1u32, 0].map(u32::to_ne_bytes);
+        let option = of_socket(libc::SO_LINGER);
+        // (It is of a socket that has it.)
+        let _ = sys::set_bytes(self.fd.number(), option, linger.as_flattened());
+    }
+
     /// Repair mode ends, and the options are as they were.
     pub fn leave(&self) {
         const OFF_WITHOUT_PROBE: c_int = -1;

@@ -38,8 +38,8 @@ pub struct GivenBack {
 /// Why a connection is not the kernel's again.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum NotBack {
-    /// The kernel has no way to the peer now, so it cannot have it. It is out as before, and is
-    /// said to be over again in a moment.
+    /// The kernel has no way to the peer now, so it cannot have it, or there is no memory for its
+    /// bytes. It is out as before, and is said to be over again in a moment.
     NoWay(Errno),
     /// The kernel could not go on with it. The peer was reset; the socket is closed.
     Lost(Errno),

@@ -8,6 +8,7 @@
 
 use crate::buffer::Buffer;
 use crate::kernel::Queues;
+use alloc::vec::Vec;
 use core::sync::atomic::AtomicU64;
 use core::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 use netacc_packet::shared::{File, Mapping, PAGE};
@@ -173,27 +174,43 @@ impl Record {
     }
 
     /// The bytes that they name: for the socket's queues, and what was never sent.
-    pub(crate) fn queues(&self, numbers: &Numbers) -> Result<(Queues, alloc::vec::Vec<u8>), Errno> {
+    pub(crate) fn queues(&self, numbers: &Numbers) -> Result<(Queues, Vec<u8>), Errno> {
         let [send, receive] = self.buffers()?;
-        Ok(numbers.queues(&send, &receive))
+        numbers.queues(&send, &receive)
     }
 }
 
 impl Numbers {
     /// The bytes that they name: for the socket's queues, and what was never sent.
-    pub(crate) fn queues(&self, send: &Buffer, receive: &Buffer) -> (Queues, alloc::vec::Vec<u8>) {
+    ///
+    /// # Errors
+    ///
+    /// ENOMEM.
+    pub(crate) fn queues(
+        &self,
+        send: &Buffer,
+        receive: &Buffer,
+    ) -> Result<(Queues, Vec<u8>), Errno> {
         let Self { repair, read, base } = self;
         let bytes = |buffer: &Buffer, from: u64, to: u64| {
-            buffer.get(from, to.saturating_sub(from)).concat()
+            copy_of(buffer.get(from, to.saturating_sub(from))).ok_or(Errno(libc::ENOMEM))
         };
-        let unsent = bytes(send, repair.send_sent, repair.send_to);
+        let unsent = bytes(send, repair.send_sent, repair.send_to)?;
         let queues = Queues {
-            in_flight: bytes(send, repair.send_from, repair.send_sent),
-            unread: bytes(receive, *read, base + repair.receive_to),
+            in_flight: bytes(send, repair.send_from, repair.send_sent)?,
+            unread: bytes(receive, *read, base + repair.receive_to)?,
             unsent: unsent.len(),
         };
-        (queues, unsent)
+        Ok((queues, unsent))
     }
+}
+
+/// Both parts, one behind the other. Nothing where there is no memory: the program goes on.
+pub(crate) fn copy_of(parts: [&[u8]; 2]) -> Option<Vec<u8>> {
+    let mut bytes = Vec::new();
+    bytes.try_reserve_exact(parts.iter().map(|part| part.len()).sum()).ok()?;
+    parts.iter().for_each(|part| bytes.extend_from_slice(part));
+    Some(bytes)
 }
 
 #[cfg(test)]

@@ -352,6 +352,39 @@ fn a_child_that_was_forked_gives_nothing_back() {
     world::run(here, there);
 }
 
+/// Its program has closed it, and had bytes for it that it could not be given.
+#[test]
+fn a_stream_that_is_cut_short_does_not_end_as_a_whole_one() {
+    for (port, cut) in [(7105, false), (7106, true)] {
+        let there = move || {
+            let mut stream = connect(address(true, false), port);
+            stream.set_read_timeout(Some(PATIENCE)).unwrap();
+            let mut got = Vec::new();
+            let end = stream.read_to_end(&mut got).map_err(|e| e.kind());
+            if !got.is_empty() {
+                let ends = if cut { Err(ErrorKind::ConnectionReset) } else { Ok(3) };
+                assert_eq!((end, &got[..]), (ends, &b"out"[..]));
+            }
+        };
+        let here = move |interface| {
+            let socket = accept(address(true, false), port);
+            let Some(device) = device(interface, false) else { return };
+            let mut engine = Engine::new(device, interface, 4, [1, 2]).unwrap();
+            let index = engine.take_over(socket.as_raw_fd(), true, now()).unwrap();
+            drop(socket);
+            engine.carried(index).unwrap().write(now(), b"out");
+            engine.after(index, now());
+            let until = now() + 200_000_000;
+            while now() < until {
+                engine.turn(now());
+            }
+            engine.carried(index).unwrap().is_abandoned(cut);
+            engine.give_back(index, now()).unwrap().unwrap();
+        };
+        world::run(here, there);
+    }
+}
+
 /// The process that has a connection out, on its standard input, when it is killed.
 #[test]
 #[ignore = "another test runs it, and kills it"]
