@@ -88,6 +88,8 @@ pub(crate) struct Outside {
     marked: AtomicBool,
     /// Slots that the thread is to look at.
     dues: [AtomicU64; SLOTS / 64],
+    /// Slots whose end of ours is gone: said without memory, as it must not be lost.
+    released: [AtomicU64; SLOTS / 64],
     /// Slots that serve a connection.
     live: [AtomicU64; SLOTS / 64],
     turn: Mutex<Driver>,
@@ -211,6 +213,19 @@ impl Outside {
     /// Slots that the thread was to look at since the last time.
     pub(crate) fn take_dues(&self, f: impl FnMut(usize)) {
         Self::take(&self.dues, f);
+    }
+
+    /// Our end of a slot is no longer used: the thread is to take back what is out.
+    pub(crate) fn is_released(&self, slot: usize) {
+        if let Some(word) = self.released.get(slot / 64) {
+            word.fetch_or(1 << (slot % 64), SeqCst);
+        }
+        wake();
+    }
+
+    /// Slots that were released since the last time.
+    pub(crate) fn take_released(&self, f: impl FnMut(usize)) {
+        Self::take(&self.released, f);
     }
 
     /// A slot serves a connection from here on, or does not any more.
@@ -419,11 +434,19 @@ impl Driver {
     }
 
     /// Gives a connection back to the kernel. Whoever calls holds both of its ends, or these are no
-    /// more. `None`: it is not out.
-    pub(crate) fn end(&mut self, device: &Outside, slot: usize, now: u64) -> Option<Returned> {
+    /// more (`abandoned`). `None`: it is not out.
+    pub(crate) fn end(
+        &mut self,
+        device: &Outside,
+        (slot, abandoned): (usize, bool),
+        now: u64,
+    ) -> Option<Returned> {
         self.visit(device, slot, now);
         let inner = self.inner.get_mut(slot)?.as_mut()?;
         let rest = inner.out.refresh().map_or(0, |n| (n as u64).saturating_sub(inner.taken));
+        if abandoned && let Some(carried) = self.engine.carried(inner.number) {
+            carried.is_abandoned(rest > 0);
+        }
         let result = self.engine.give_back(inner.number, now)?;
         if !matches!(result, Err(NotBack::NoWay(_))) {
             *self.inner.get_mut(slot)? = None;

@@ -18,8 +18,9 @@ use crate::agent::{self, Agent, Ending, Noted, Used};
 use crate::candidates::{NOTED_AFTER, is_on_this_host};
 use crate::channel::Channel;
 use crate::lock::Mutex;
+use crate::log::warn_log;
 use crate::outside::{self, ASLEEP, BELL, CHILD, LEAVING, RUNNING, WOKEN, is_running, wake};
-use crate::path::PathId;
+use crate::path::{Far, PathId};
 use crate::socket::{Socket, State, flag, offered};
 use crate::{fd_table, host, numbers, policy, process, sys, thread};
 use alloc::vec::Vec;
@@ -32,14 +33,9 @@ use netacc_packet::sys::Numbers;
 use netacc_proto::rendezvous::Tuple;
 use seats::Owned;
 
-/// What application threads ask of the thread.
-enum Ask {
-    /// This socket is used: with its generation, and what it asks of its packets.
-    Note(&'static Socket, u32, u32),
-    /// Our end of a slot is no longer used.
-    Released(&'static Channel, usize),
-}
-
+/// What application threads ask of the thread: a seat for a socket that is used, with its
+/// generation, and what it asks of its packets.
+type Ask = (&'static Socket, u32, u32);
 static INBOX: Mutex<Vec<Ask>> = Mutex::new(Vec::new());
 /// The process in which it could not be started.
 static FAILED: AtomicU32 = AtomicU32::new(0);
@@ -49,7 +45,8 @@ static PAUSED_UNTIL: AtomicU64 = AtomicU64::new(0);
 /// How many threads fork: meanwhile none leaves either.
 static FORKING: AtomicU32 = AtomicU32::new(0);
 
-/// A fork, or a change of user, waits for no longer than this for connections to go back.
+/// A fork, or a change of user, waits for no longer than this for connections to go back; and not
+/// for those that the kernel has no way for.
 const BACK_NS: u64 = 1_000_000_000;
 /// While somebody drives the engines the thread looks so often whether that is still so.
 const LOOK_NS: u64 = 5_000_000;
@@ -131,6 +128,7 @@ extern "C" fn run(_: *mut c_void) -> *mut c_void {
     sys::name_thread(b"netacc-utcp\0");
     let mut all = All { devices: Vec::new(), refused: Vec::new(), visits: 0, tables_at: 0 };
     while all.turn() {}
+    all.end();
     RUNNING.store(0, Release);
     FAILED.store(process::id(), Relaxed);
     core::mem::forget(all);
@@ -195,7 +193,7 @@ fn is_allowed() -> bool {
         ALLOWED.store(if first.is_none() { YES } else { NO }, Relaxed);
         if let Some((_, name)) = first {
             let [second, third] = [missing.next(), missing.next()].map(|m| m.map_or("", |m| m.1));
-            crate::log::warn_log!(
+            warn_log!(
                 "utcp: connections stay on TCP, because this process lacks {name} {second} {third}: see docs/manual/utcp.md"
             );
         }
@@ -226,7 +224,7 @@ impl Agent for UserSpace {
         s.asked.store(asked, Relaxed);
         s.raise(flag::NOTED);
         s.start(Reason::Negotiating);
-        if ask(Ask::Note(s, s.generation.load(Acquire), asked)) {
+        if ask((s, s.generation.load(Acquire), asked)) {
             Noted::Now
         } else {
             Noted::Never(Reason::NoMemory)
@@ -246,9 +244,9 @@ impl Agent for UserSpace {
     }
     fn listener_closed(&self) {}
     fn released(&self, channel: &'static Channel, slot: usize) {
-        // Without room in the inbox the slot is lost, and the connection goes back all the same.
-        if !ask(Ask::Released(channel, slot)) {
-            channel.far.demote(slot, Reason::NoMemory, false);
+        // (In a forked child, and where the thread has ended, nothing is out.)
+        if let Far::Tcp(device) = channel.far {
+            device.is_released(slot);
         }
     }
     fn before_fork(&self) {
@@ -271,6 +269,7 @@ impl Agent for UserSpace {
             return;
         }
         FORKING.store(0, Relaxed);
+        PAUSED_UNTIL.store(0, Relaxed);
         close_own();
         core::mem::forget(core::mem::take(&mut *INBOX.lock()));
         drop(STARTING.lock());
@@ -291,10 +290,12 @@ impl Agent for UserSpace {
     }
 }
 
-/// Whether connections may leave the kernel at this moment. Under a device's turn: who sets what is
-/// asked here takes the turn afterwards, and finds those that have left before.
-fn may_leave() -> bool {
-    FORKING.load(SeqCst) == 0 && sys::now_ns() >= PAUSED_UNTIL.load(SeqCst)
+/// For how long no connection may leave the kernel, as far as that is known; 0: they may. Under a
+/// device's turn: who sets what is asked here takes the turn afterwards, and finds those that have
+/// left before.
+fn pause_ns() -> u64 {
+    let forks = u64::from(FORKING.load(SeqCst) != 0);
+    PAUSED_UNTIL.load(SeqCst).saturating_sub(sys::now_ns()).max(forks)
 }
 
 /// All connections go back to the kernel, for good. By any thread that holds no end's lock.
@@ -337,17 +338,10 @@ impl All {
             Some(count) => count >= CHILD,
             None => return false,
         };
+        self.devices.iter_mut().for_each(Owned::hear_released);
         let asked = core::mem::take(&mut *INBOX.lock());
-        for what in asked {
-            match what {
-                Ask::Note(s, generation, asked) => self.note(s, generation, asked),
-                Ask::Released(channel, slot) => {
-                    let is_it = |d: &&mut Owned| core::ptr::eq(d.channel, channel);
-                    if let Some(device) = self.devices.iter_mut().find(is_it) {
-                        device.released(slot);
-                    }
-                }
-            }
+        for (s, generation, asked) in asked {
+            self.note(s, generation, asked);
         }
         let now = sys::now_ns();
         for device in &mut self.devices {
@@ -359,6 +353,31 @@ impl All {
         }
         self.sleep();
         true
+    }
+
+    /// Brings all back, before there is nobody who could: without its bell, so it looks again and
+    /// again.
+    fn end(&mut self) {
+        // (The number may be another file's by now.)
+        BELL.store(-1, Release);
+        warn_log!("utcp: its bell was closed, and all connections go back to the kernel");
+        PAUSED_UNTIL.store(u64::MAX, SeqCst);
+        loop {
+            let asked = core::mem::take(&mut *INBOX.lock());
+            asked.iter().for_each(|(s, generation, _)| {
+                refuse(s, *generation, Reason::UtcpNoSupport);
+            });
+            for d in &mut self.devices {
+                d.hear_released();
+                d.device.each_live(|slot| d.device.demote(slot, Reason::UtcpNoSupport));
+                d.turn(sys::now_ns(), false);
+                d.time();
+            }
+            if LEAVING.load(SeqCst) == 0 && !self.devices.iter().any(Owned::is_busy) {
+                return;
+            }
+            sys::pause_ns(LOOK_NS as i64);
+        }
     }
 
     /// A connection is worth it: it is offered a seat, or hears why not.

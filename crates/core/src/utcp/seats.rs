@@ -5,7 +5,7 @@
 //!     └───────────────── leaving ──────────────┘
 //! ```
 
-use super::may_leave;
+use super::pause_ns;
 use super::reasons::{reason_of, why_not};
 use crate::channel::Channel;
 use crate::io::{self, Came, Departure, Moved, Went};
@@ -280,13 +280,18 @@ impl Owned {
 
     fn go_out(&mut self, slot: usize, s: &'static Socket) {
         let Some([tx, rx]) = self.seats.get(slot).and_then(|seated| seated.rings) else { return };
+        let pause = pause_ns();
+        if pause > 0 {
+            // (No try: it is not the connection that does not do.)
+            return self.again(slot, pause.max(AGAIN_NS));
+        }
         let (device, channel) = (self.device, self.channel);
         let went = io::leave_kernel(s, s.generation16(), device, |fd| {
             // (What the kernel has to send, and a ring, have room in the engine's buffer.)
             let mut queued: c_int = 0;
             let _ = sys::ioctl(fd, libc::TIOCOUTQ as usize, &mut queued as *mut c_int as usize);
             let mut driver = device.take_turn();
-            if !may_leave() || queued as usize > RING {
+            if pause_ns() > 0 || queued as usize > RING {
                 return Err(Went::NotNow);
             }
             let now = sys::now_ns();
@@ -342,7 +347,7 @@ impl Owned {
         let why = reason_of(device.seat(slot).leave.load(SeqCst));
         let came = io::enter_kernel(s, s.generation16(), (device, why), || {
             let mut driver = device.take_turn();
-            let back = numbers::exclusively(|| driver.end(device, slot, sys::now_ns()));
+            let back = numbers::exclusively(|| driver.end(device, (slot, false), sys::now_ns()));
             match back.map(|back| (back.result, back.left)) {
                 Some((Ok(back), left)) => {
                     debug_log!("slot {slot}: the kernel has it again: {:?}", back.reason);
@@ -377,7 +382,11 @@ impl Owned {
                 stats::count(Counter::UtcpLost);
                 self.break_off(slot, s);
             }
-            Came::NoWay => self.again(slot, NO_WAY_NS),
+            Came::NoWay => {
+                // (Nobody waits for it: that may take long.)
+                device.uncount(slot);
+                self.again(slot, NO_WAY_NS);
+            }
             Came::Gone => {}
         }
         drop(before);
@@ -437,8 +446,14 @@ impl Owned {
         }
     }
 
+    /// Hears which ends are gone since the last time.
+    pub(super) fn hear_released(&mut self) {
+        let device = self.device;
+        device.take_released(|slot| self.released(slot));
+    }
+
     /// Our end of a slot is gone: what is out goes back, and the kernel ends it as it does.
-    pub(super) fn released(&mut self, slot: usize) {
+    fn released(&mut self, slot: usize) {
         let Some(seated) = self.seats.get_mut(slot) else { return };
         let departure = seated.departure.take();
         if seated.stage == Stage::Out {
@@ -455,14 +470,22 @@ impl Owned {
         let device = self.device;
         let back = {
             let mut driver = device.take_turn();
-            numbers::exclusively(|| driver.end(device, slot, sys::now_ns()))
+            numbers::exclusively(|| driver.end(device, (slot, true), sys::now_ns()))
         };
-        if matches!(back.as_ref().map(|back| &back.result), Some(Err(NotBack::NoWay(_)))) {
-            return self.again(slot, NO_WAY_NS);
-        }
+        // (What the kernel did not take, its close ends in a reset.)
+        let counter = match back.map(|back| (back.result, back.left)) {
+            Some((Err(NotBack::NoWay(_)), _)) => {
+                // (Nobody waits for it: that may take long.)
+                device.uncount(slot);
+                return self.again(slot, NO_WAY_NS);
+            }
+            Some((Ok(_), 0)) => Some(Counter::UtcpGivenBack),
+            Some(_) => Some(Counter::UtcpLost),
+            None => None,
+        };
         self.out -= 1;
         device.seat(slot).moves.fetch_add(1, SeqCst);
-        stats::count(Counter::UtcpGivenBack);
+        counter.into_iter().for_each(stats::count);
         self.release(slot);
     }
 }
