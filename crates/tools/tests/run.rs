@@ -130,7 +130,7 @@ fn a_bad_list_of_paths_starts_nothing() {
     assert_eq!(
         ran.err,
         "netacc_run: command line: --paths: NACC_PATHS=shm,shm: names a path twice; \
-         valid: shm, rdma and utcp, separated by a comma, each at most once, or tcp alone\n"
+         valid: shm, rdma and utcp, separated by a comma, each at most once, utcp last, or tcp alone\n"
     );
 }
 

@@ -43,6 +43,9 @@ impl Paths {
             let path = Path::ALL.into_iter().find(|path| path.name() == name);
             match path {
                 Some(Path::Tcp) if !tcp => tcp = true,
+                Some(Path::Shm | Path::Rdma) if paths.contains(Path::Utcp) => {
+                    return Err("names a path behind utcp, which would never be tried");
+                }
                 Some(path) if !paths.contains(path) && path != Path::Tcp => {
                     if let Some(slot) = paths.order.iter_mut().find(|slot| slot.is_none()) {
                         *slot = Some(path);
@@ -160,6 +163,11 @@ mod tests {
             ("shm,shm", "twice"),
             ("rdma,shm,rdma", "twice"),
             ("tcp,tcp", "twice"),
+            ("utcp,rdma", "behind utcp"),
+            ("shm,utcp,rdma", "behind utcp"),
+            ("utcp,shm,rdma", "behind utcp"),
+            ("utcp,utcp", "twice"),
+            ("utcp,tcp", "beside"),
             ("tcp,shm", "beside"),
             ("rdma,tcp", "beside"),
             ("xdp", "not a list of paths"),

@@ -327,7 +327,7 @@ impl Kind {
                 "CPU numbers such as 0, 1-3 or 1,3,4, at most 8191, or empty".to_string()
             }
             Kind::Paths => {
-                "shm, rdma and utcp, separated by a comma, each at most once, or tcp alone"
+                "shm, rdma and utcp, separated by a comma, each at most once, utcp last, or tcp alone"
                     .to_string()
             }
         }

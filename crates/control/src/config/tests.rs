@@ -75,11 +75,15 @@ fn errors_say_where_what_why_and_what_is_valid() {
     );
     assert_eq!(
         error("", &[], &[(Key::Paths, "shm,ib")]),
-        "command line: --paths: NACC_PATHS=shm,ib: not a list of paths; valid: shm, rdma and utcp, separated by a comma, each at most once, or tcp alone"
+        "command line: --paths: NACC_PATHS=shm,ib: not a list of paths; valid: shm, rdma and utcp, separated by a comma, each at most once, utcp last, or tcp alone"
     );
     assert_eq!(
         error("[netacc]\nNACC_PATHS=tcp,shm\n", &[], &[]),
-        "/etc/netacc.conf:2: NACC_PATHS=tcp,shm: names tcp beside other paths; valid: shm, rdma and utcp, separated by a comma, each at most once, or tcp alone"
+        "/etc/netacc.conf:2: NACC_PATHS=tcp,shm: names tcp beside other paths; valid: shm, rdma and utcp, separated by a comma, each at most once, utcp last, or tcp alone"
+    );
+    assert_eq!(
+        error("", &[("NACC_PATHS", "utcp,rdma")], &[]),
+        "environment: NACC_PATHS=utcp,rdma: names a path behind utcp, which would never be tried; valid: shm, rdma and utcp, separated by a comma, each at most once, utcp last, or tcp alone"
     );
     assert_eq!(
         error("[netacc]\nNACC_SOR_MSGSIZE=1\n", &[], &[]),

@@ -101,7 +101,7 @@ fn mistakes_say_where_what_why_and_what_is_valid() {
         ("[rule r]\naddress=::1/x\naccelerate=0", "not a number of bits"),
         ("[rule r]\ndirection=both\naccelerate=0", "valid: out (this end connects) or in"),
         ("[rule r]\naccelerate=yes", "neither 0 nor 1; valid: 0 or 1"),
-        ("[rule r]\npaths=udp", "/f:4: paths=udp: not a list of paths; valid: shm and rdma"),
+        ("[rule r]\npaths=udp", "/f:4: paths=udp: not a list of paths; valid: shm, rdma"),
         ("[rule r]\nprogram=bin/x\naccelerate=0", "not a program's name"),
         ("[rule r]\nports=1\naccelerate=0", "unknown key of a rule; valid: program, user, port"),
         ("[rule r]\nNACC_LOG_LEVEL=1\naccelerate=0", "unknown key of a rule"),
