@@ -31,7 +31,8 @@ fn paths_of(t: &Tuple, paths: Paths) -> Result<PathList, Reason> {
                     break;
                 }
             }
-            Err(reason) if why == Reason::PeerRemote => why = reason,
+            // (What serves where all others do not says what it lacks: that can be mended.)
+            Err(reason) if why == Reason::PeerRemote || path.traits().is_last => why = reason,
             Err(_) => {}
         }
     }
@@ -415,5 +416,23 @@ mod tests {
         let far = ("192.0.2.1:1", "203.0.113.1:2");
         assert_eq!(why(far.0, far.1, rules), why(far.0, far.1, vec![]));
         assert_ne!(why(far.0, far.1, vec![]), Some(Reason::PeerRemote));
+    }
+
+    #[test]
+    fn what_serves_where_others_do_not_says_what_it_lacks() {
+        crate::testing::init();
+        let why = |paths, pid_1| {
+            let (local, peer) = ("192.0.2.1:1".parse().unwrap(), "203.0.113.1:2".parse().unwrap());
+            let tuple = Tuple::new(local, peer).unwrap();
+            let paths = Paths::parse(paths).unwrap();
+            let config = Config { paths, ..config::get().clone() };
+            crate::utcp::deny(pid_1);
+            config::with(config, || paths_for(&tuple, true).err())
+        };
+        assert!(crate::testing::alone_in_child(move || {
+            why("shm,rdma,utcp", false) == Some(Reason::UtcpNoPrivilege)
+                && why("shm,rdma,utcp", true) == Some(Reason::UtcpNoSupport)
+                && why("shm,rdma", false) != Some(Reason::UtcpNoPrivilege)
+        }));
     }
 }

@@ -178,14 +178,22 @@ fn close(fd: c_int) {
 
 // ---- what the rest of the core calls ------------------------------------------------------------
 
-/// The capabilities that are needed, and what is known of this process's: nothing (0), that it has
-/// them, or that it has not.
+/// The capabilities that are needed, and what is known of this process: nothing (0), that it has
+/// them, that it has not, or that it is the first of its PID namespace. The kernel ends all of that
+/// with it, its keeper as well, and nobody would give back what is out.
 const NEEDED: [(u32, &str); 3] = [(12, "CAP_NET_ADMIN"), (13, "CAP_NET_RAW"), (39, "CAP_BPF")];
 static ALLOWED: AtomicU32 = AtomicU32::new(0);
 const YES: u32 = 1;
 const NO: u32 = 2;
+const FIRST: u32 = 3;
 
-fn is_allowed() -> bool {
+fn is_allowed() -> Result<(), Reason> {
+    if ALLOWED.load(Relaxed) == 0 && sys::getpid() == 1 {
+        ALLOWED.store(FIRST, Relaxed);
+        warn_log!(
+            "utcp: connections stay on TCP, because this process is PID 1 of its namespace: see docs/manual/utcp.md"
+        );
+    }
     if ALLOWED.load(Relaxed) == 0 {
         let has = host::capabilities();
         let mut missing = NEEDED.iter().filter(|(bit, _)| has >> bit & 1 == 0);
@@ -198,7 +206,17 @@ fn is_allowed() -> bool {
             );
         }
     }
-    ALLOWED.load(Relaxed) == YES
+    match ALLOWED.load(Relaxed) {
+        YES => Ok(()),
+        FIRST => Err(Reason::UtcpNoSupport),
+        _ => Err(Reason::UtcpNoPrivilege),
+    }
+}
+
+/// As if it lacked capabilities, or were the first of its PID namespace.
+#[cfg(test)]
+pub(crate) fn deny(first: bool) {
+    ALLOWED.store(if first { FIRST } else { NO }, Relaxed);
 }
 
 /// The agent of connections that may leave the kernel.
@@ -210,7 +228,7 @@ impl Agent for UserSpace {
         if is_on_this_host(tuple) {
             return Err(Reason::UtcpNoRoute);
         }
-        if is_allowed() { Ok(()) } else { Err(Reason::UtcpNoPrivilege) }
+        is_allowed()
     }
     fn used(&self, s: &'static Socket, call: &Used) -> Noted {
         if call.calls < NOTED_AFTER || s.has(flag::NOTED) {
