@@ -23,6 +23,8 @@ import zlib
 
 OWN, PEER, PORT = "10.77.0.1", "10.77.0.2", 7000
 UTCP = 3
+# Where this run's connection is to be when its case begins ("out": of the kernel).
+MODE = {"until": None}
 PATIENCE = 30
 ROUNDS = int(os.environ.get("NETACC_UTCP_ROUNDS", "3"))
 
@@ -35,6 +37,21 @@ def path(s):
         return None
     _, _, tx, rx = struct.unpack_from("<4I", info)
     return tx if tx == rx else 0
+
+
+def is_out(s):
+    """A case that says what the path does is worth nothing where the connection is not on it."""
+    if MODE["until"] == "out" and path(s) != UTCP:
+        raise ValueError(f"on path {path(s)}: {why(s)}")
+
+
+def is_back(s):
+    """The library gives it back soon, and for good."""
+    end = time.monotonic() + 5
+    while path(s) not in (None, 0):
+        if time.monotonic() > end:
+            raise TimeoutError(f"still on path {path(s)}: {why(s)}")
+        time.sleep(0.01)
 
 
 def why(s):
@@ -127,7 +144,9 @@ def case(of):
 @case
 def server_echo(s):
     for n in (1, 100, 1500, 70_000, 1):
-        s.sendall(all_of(s, n)[::-1])
+        got = all_of(s, n)
+        is_out(s)
+        s.sendall(got[::-1])
     say("end", ends(s))
 
 
@@ -170,11 +189,14 @@ def both_ways(s, mine, theirs, total=BOTH_WAYS):
 @case
 def server_streams(s):
     both_ways(s, 1, 2)
+    is_out(s)
+    s.sendall(b"d")
 
 
 @case
 def client_streams(s):
     both_ways(s, 2, 1)
+    say(all_of(s, 1))
 
 
 @case
@@ -200,11 +222,14 @@ def server_streams_in_epoll(s):
                 sent += s.send(pattern(1, sent, min(1 << 16, total - sent)))
     say("received", got)
     s.setblocking(True)
+    is_out(s)
+    s.sendall(b"d")
 
 
 @case
 def client_streams_in_epoll(s):
     both_ways(s, 2, 1, BOTH_WAYS // 2)
+    say(all_of(s, 1))
 
 
 @case
@@ -224,6 +249,7 @@ def server_polls(s):
         got += s.recv(500)
     say(zlib.crc32(got), p.poll(30), select.select([s], [s], [], 0.03)[:2] == ([], [s]))
     s.setblocking(True)
+    is_out(s)
     s.sendall(got)
     p.register(s, select.POLLIN | select.POLLRDHUP)
     say([ev for _, ev in p.poll(5000)], ends(s))
@@ -360,6 +386,7 @@ def server_options(s):
     for name in (socket.TCP_NODELAY, socket.TCP_CORK, socket.TCP_QUICKACK):
         s.setsockopt(socket.IPPROTO_TCP, name, 1)
         say(name, s.getsockopt(socket.IPPROTO_TCP, name) != 0)
+    is_back(s)
     s.setsockopt(socket.IPPROTO_TCP, socket.TCP_CORK, 0)
     say(s.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR), s.getpeername()[0], s.getsockname())
     s.sendall(all_of(s, 1000))
@@ -379,6 +406,7 @@ def server_forks(s):
     if child == 0:
         s.sendall(all_of(s, 1000) + b"child")
         os._exit(0)
+    is_back(s)
     say("child", os.waitpid(child, 0)[1])
     s.sendall(all_of(s, 1000) + b"parent")
     say(ends(s))
@@ -502,7 +530,9 @@ def server_is_idle(s):
     """A thread that waits hears what comes, without looking."""
     before = time.process_time()
     for _ in range(5):
-        s.sendall(all_of(s, 5))
+        got = all_of(s, 5)
+        is_out(s)
+        s.sendall(got)
     say("idle", time.process_time() - before < 0.3, ends(s))
 
 
@@ -536,11 +566,14 @@ def client_device_goes_down(s):
 @case
 def server_mtu_is_lowered(s):
     both_ways(s, 18, 19, SWITCH)
+    is_back(s)
+    s.sendall(b"d")
 
 
 @case
 def client_mtu_is_lowered(s):
     both_ways(s, 19, 18, SWITCH)
+    say(all_of(s, 1))
 
 
 MANY = 150
@@ -649,17 +682,21 @@ SWITCH = 8_000_000
 @case
 def server_off_switch(s):
     both_ways(s, 16, 17, SWITCH)
+    is_back(s)
+    s.sendall(b"d")
 
 
 @case
 def client_off_switch(s):
     both_ways(s, 17, 16, SWITCH)
+    say(all_of(s, 1))
 
 
 # --------------------------------------------------------------------------------- both ends
 
 
 def serve(name, until):
+    MODE["until"] = until
     listener = socket.create_server((OWN, PORT), reuse_port=False)
     print("listens", flush=True)
     s, _ = listener.accept()
@@ -752,6 +789,14 @@ def run_case(world, name, library, meanwhile=None, as_whom=()):
     return {"client": theirs, "client's end": client.returncode, "server": ours, "server's end": server.returncode}
 
 
+def is_whole(name, plain):
+    """Two ends that fail alike show nothing: this one has to end as the case says."""
+    killed = -signal.SIGKILL if name.startswith("is-killed") else 0
+    if (plain["client's end"], plain["server's end"]) != (0, killed):
+        raise RuntimeError(f"without the library: {plain}")
+    return plain
+
+
 def differs(plain, ours):
     return {what: (plain[what], ours[what]) for what in plain if plain[what] != ours[what]}
 
@@ -763,8 +808,10 @@ def ss(pid, *words):
 
 def switch_off(server, _world):
     time.sleep(0.5)
-    subprocess.run([f"{LIB_DIR}/netacc", "cfg", "set", "NACC_ENABLE_RDMA_DEFAULT", "0", "-p", str(server.pid)],
-                   capture_output=True, timeout=30)
+    done = subprocess.run([f"{LIB_DIR}/netacc", "cfg", "set", "NACC_ENABLE_RDMA_DEFAULT", "0", "-p", str(server.pid)],
+                          capture_output=True, text=True, timeout=30)
+    if done.returncode != 0:
+        raise RuntimeError(done.stderr)
 
 
 def report(verdict, name, detail=""):
@@ -789,7 +836,7 @@ def suite(chosen):
             meanwhile = {"off-switch": switch_off, "device-goes-down": device_down, "mtu-is-lowered": mtu}.get(name)
             rounds = ROUNDS if name.startswith(("streams", "is-killed", "off-switch")) else 1
             try:
-                plain = run_case(world, name, False, meanwhile if meanwhile is device_down else None)
+                plain = is_whole(name, run_case(world, name, False, meanwhile if meanwhile is device_down else None))
                 for _ in range(rounds):
                     difference = differs(plain, run_case(world, name, True, meanwhile))
                     if difference:
@@ -825,7 +872,7 @@ def privileges(world):
 
         without = ["setpriv", f"--bounding-set=-{lacks}", f"--inh-caps=-{lacks}", "--ambient-caps=-all", "--reuid=0"]
         try:
-            plain = run_case(world, "is-idle", False)
+            plain = is_whole("is-idle", run_case(world, "is-idle", False))
             difference = differs(plain, run_case(world, "is-idle", True, look, without))
         except Exception as e:  # noqa: BLE001
             difference = repr(e)
