@@ -215,7 +215,7 @@ reasons! {
     UtcpNoPrivilege "utcp-no-privilege" "The process may not take connections out of the kernel: it needs the capabilities CAP_NET_ADMIN, CAP_NET_RAW and CAP_BPF in its network namespace.",
         "Give them to it, and start it again: AmbientCapabilities=CAP_NET_ADMIN CAP_NET_RAW CAP_BPF in its systemd unit; --cap-add of each for a container; as root it has them. The log names those that are missing.";
     UtcpNoSupport "utcp-no-support" "The kernel cannot steer packets past its TCP (that needs tcx, of Linux 6.6), or the keeper, the program netacc, could not be started, or would end with this process, which is PID 1 of its namespace.",
-        "See the log; then run Linux 6.6 or later, install netacc beside its library, or start the container with an init.";
+        "See the log; then run Linux 6.6 or later, install netacc beside its library, or have the container use the host's PID namespace.";
     UtcpNoRoute "utcp-no-route" "The peer cannot be reached by TCP in user space: it is behind a device that is no Ethernet or is down, its next hop is not known, or this process has connections on four other devices.",
         "Look at ip route get PEER from ADDRESS, and ip neigh.";
     UtcpUnfit "utcp-unfit" "The connection cannot leave the kernel: something has happened on it (an end, urgent data), its SYN has options that cannot be kept (ECN, no SACK), another layer is above it (kernel TLS, MPTCP), or this network namespace tracks connections.",
