@@ -172,7 +172,7 @@ def pour(s, seed, total):
 def drink(s, seed, total):
     rng, at = random.Random(~seed), 0
     while at < total:
-        part = s.recv(rng.choice((1, 500, 20_000, 1 << 18)))
+        part = s.recv(min(rng.choice((1, 500, 20_000, 1 << 18)), total - at))
         if part != pattern(seed, at, len(part)) or not part:
             raise ValueError(f"at {at}: {len(part)} bytes")
         at += len(part)
@@ -213,7 +213,7 @@ def server_streams_in_epoll(s):
             raise ValueError(ready)
         with contextlib.suppress(BlockingIOError):
             while got < total:
-                part = s.recv(1 << 16)
+                part = s.recv(min(1 << 16, total - got))
                 if not part or part != pattern(2, got, len(part)):
                     raise ValueError(f"at {got}")
                 got += len(part)
@@ -703,6 +703,8 @@ def serve(name, until):
     s.settimeout(None)
     s.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     talk_server(s, until)
+    with open(BEGUN, "w"):
+        pass
     CASES[name]["server"](s)
 
 
@@ -718,6 +720,8 @@ def connect(name):
 
 LIB_DIR = os.environ.get("NETACC_LIB_DIR", "target/release")
 TMP = os.environ.get("TMP", "/tmp")
+# A file that says that the case itself has begun.
+BEGUN = f"{TMP}/begun"
 
 
 class World:
@@ -753,14 +757,14 @@ def environment(library):
 
 
 def device_down(_server, world):
-    time.sleep(1)
+    time.sleep(0.3)
     world.run(0, "ip", "link", "set", "nu0", "down")
     time.sleep(0.7)
     world.run(0, "ip", "link", "set", "nu0", "up")
 
 
 def mtu(_server, world):
-    time.sleep(0.6)
+    time.sleep(0.1)
     world.run(0, "ip", "link", "set", "nu0", "mtu", "1300")
 
 
@@ -768,6 +772,8 @@ def run_case(world, name, library, meanwhile=None, as_whom=()):
     """What both ends say, and how the server ended."""
     me = [sys.executable, os.path.abspath(__file__)]
     until = "out" if library and not as_whom else "count"
+    with contextlib.suppress(FileNotFoundError):
+        os.unlink(BEGUN)
     server = subprocess.Popen(world.command(0, *as_whom, *me, "server", name, until), env=environment(library),
                               stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     try:
@@ -777,6 +783,9 @@ def run_case(world, name, library, meanwhile=None, as_whom=()):
                                   stderr=subprocess.PIPE, text=True)
         try:
             if meanwhile:
+                end = time.monotonic() + PATIENCE
+                while not os.path.exists(BEGUN) and time.monotonic() < end:
+                    time.sleep(0.01)
                 meanwhile(server, world)
             theirs = client.communicate(timeout=90)
         finally:
@@ -807,7 +816,7 @@ def ss(pid, *words):
 
 
 def switch_off(server, _world):
-    time.sleep(0.5)
+    time.sleep(0.1)
     done = subprocess.run([f"{LIB_DIR}/netacc", "cfg", "set", "NACC_ENABLE_RDMA_DEFAULT", "0", "-p", str(server.pid)],
                           capture_output=True, text=True, timeout=30)
     if done.returncode != 0:
