@@ -77,6 +77,7 @@ const AGAIN_MAX_NS: u64 = 1_000_000_000;
 /// Extra items of all sets: while there are none a socket is in no set but its homes.
 static EXTRAS: AtomicU32 = AtomicU32::new(0);
 
+mod at_listeners;
 mod ctl;
 mod epoll_wait;
 mod hand_back;
@@ -89,8 +90,9 @@ mod ready;
 mod report;
 mod set;
 
+pub(crate) use at_listeners::wait;
 pub(crate) use ctl::ctl;
-pub(crate) use epoll_wait::{on_wait, wait};
+pub(crate) use epoll_wait::on_wait;
 pub(crate) use hand_back::move_out;
 pub(crate) use handover::{bar, forget, leave_to_kernel, on_plain};
 use handover::{shine, unlight};

@@ -4,18 +4,19 @@
 //! that of the receiving stream begins with what the application had not read then.
 
 use crate::buffer::Buffer;
+use crate::ended::Ended;
 use crate::kernel::{Frozen, Kept, Queues, Refusal};
 use crate::record::{Numbers, Record, Stage, copy_of};
 use alloc::vec::Vec;
-use netacc_packet::port::{Frame, LinkAddress, Port, Sent};
+use netacc_packet::port::{Frame, Port, Sent};
 use netacc_packet::route::Route;
 use netacc_packet::shared::Mapping;
 use netacc_packet::sys::Errno;
+use netacc_tcp::wire::Segment;
 use netacc_tcp::wire::emit::{Checksum, HEADERS_MAX, Service, headers};
-use netacc_tcp::wire::{Flags, Options, Segment};
 use netacc_tcp::{
-    Bounds, Connection, Nanos, Negotiated, Parameters, Reason, ReceiveStart, Repair, SendStart,
-    StampStart, Verdict, Wishes,
+    Bounds, Connection, Nanos, Negotiated, Parameters, Reason, ReceiveStart, SendStart, StampStart,
+    Verdict, Wishes,
 };
 
 /// The smallest buffers.
@@ -461,45 +462,4 @@ pub(crate) struct Leaves {
     numbers: Numbers,
     queues: Queues,
     unsent: Vec<u8>,
-}
-
-/// What is left of a connection when it is no longer out.
-#[derive(Debug)]
-pub(crate) struct Ended {
-    pub(crate) kept: Kept,
-    pub(crate) reason: Option<Over>,
-    pub(crate) repair: Repair,
-    pub(crate) queues: Queues,
-    pub(crate) unsent: Vec<u8>,
-    pub(crate) stash: Vec<Vec<u8>>,
-    pub(crate) record: Option<Record>,
-    /// As [`Carried::is_abandoned`] has it.
-    pub(crate) abandoned: Option<bool>,
-    service: Service,
-    to: LinkAddress,
-}
-
-impl Ended {
-    /// Resets the peer: the kernel cannot go on with the connection, and nobody else would tell.
-    pub(crate) fn reset(&self, port: &mut impl Port) {
-        let repair = &self.repair;
-        let sent = u32::try_from(repair.send_sent - repair.send_from).unwrap_or(0);
-        let segment = Segment {
-            seq: repair.send_seq.wrapping_add(sent),
-            ack: repair.receive_seq,
-            flags: Flags::RST.with(Flags::ACK),
-            window: 0,
-            options: Options::default(),
-            congested: false,
-        };
-        let mut out = [0; HEADERS_MAX];
-        let flow = self.kept.flow.reversed();
-        let of = (&flow, &self.service);
-        let written = headers(of, &segment, 0, Checksum::ByTheDevice, &mut out);
-        let ip_header = if flow.source.address.is_ipv4() { 20 } else { 40 };
-        if let Some(headers) = written.and_then(|length| out.get(..length)) {
-            let payload = [&[][..]; 2];
-            port.send(&Frame { to: self.to, headers, ip_header, payload, segment: 0 });
-        }
-    }
 }

@@ -3,7 +3,8 @@
 //! One thread drives it: [`Engine::turn`] again and again, while there is something to do. Which
 //! connections come and go is the caller's business.
 
-use crate::carried::{Asked, Carried, Ended, Leaves, Over};
+use crate::carried::{Asked, Carried, Leaves, Over};
+use crate::ended::Ended;
 use crate::inject::Injector;
 use crate::keeper::Link;
 use crate::kernel::{Kept, Refusal};

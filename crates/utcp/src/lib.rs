@@ -23,6 +23,7 @@ extern crate std;
 
 mod buffer;
 pub mod carried;
+mod ended;
 pub mod engine;
 pub mod inject;
 pub mod keeper;

@@ -6,7 +6,7 @@ use super::report::is_news;
 use super::report::{Kernel, Local, Out, collect, collect_here, give_way, sort, visit};
 use super::{
     Counted, DOORBELL, EXTRAS, Epoll, Inner, KERNEL, KERNEL_VISIT_TICKS, LOOK_NS, TURNS, VISITS,
-    at, come_in, leaves_listeners, prod, prune_if_due, untag,
+    at, come_in, prod, prune_if_due, untag,
 };
 use crate::channel::Peers;
 use crate::engines::Engines;
@@ -23,49 +23,7 @@ use libc::epoll_event;
 use netacc_control::stats::{Counter, Reason};
 
 #[inline]
-pub(crate) unsafe fn wait(
-    epfd: c_int,
-    events: *mut epoll_event,
-    max: c_int,
-    timeout_ns: i64,
-    mask: Mask,
-    counted: &mut Counted,
-) -> Ret {
-    if fast::has_shared() {
-        // SAFETY: as it came.
-        return unsafe { wait_at_listeners(epfd, events, max, timeout_ns, mask, counted) };
-    }
-    // SAFETY: as it came.
-    unsafe { wait_here(epfd, events, max, timeout_ns, mask, counted) }
-}
-
-/// A wait in a set that may have listeners at which others accept, too: their peers know of it
-/// meanwhile. (One that goes on in the kernel is over in [`Counted::over`].)
-#[cold]
-#[inline(never)]
-unsafe fn wait_at_listeners(
-    epfd: c_int,
-    events: *mut epoll_event,
-    max: c_int,
-    timeout_ns: i64,
-    mask: Mask,
-    counted: &mut Counted,
-) -> Ret {
-    let own = |e: &&Epoll| e.owner.load(Relaxed) == process::id();
-    let own = fd_table::epoll(epfd).map(at).filter(own);
-    if own.is_some() {
-        signals::held(|| fast::waits_in(epfd));
-    }
-    // SAFETY: as it came.
-    let r = unsafe { wait_here(epfd, events, max, timeout_ns, mask, counted) };
-    if let Some(e) = own.filter(|_| r != PASS) {
-        leaves_listeners(e, epfd);
-    }
-    r
-}
-
-#[inline]
-unsafe fn wait_here(
+pub(super) unsafe fn wait_here(
     epfd: c_int,
     events: *mut epoll_event,
     max: c_int,
