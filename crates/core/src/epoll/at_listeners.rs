@@ -26,7 +26,7 @@ pub(crate) unsafe fn wait(
     unsafe { wait_here(epfd, events, max, timeout_ns, mask, counted) }
 }
 
-/// One that goes on in the kernel is over in [`Counted::over`].
+/// One that goes on in the kernel is over in `Counted::over`.
 #[cold]
 #[inline(never)]
 unsafe fn wait_at_listeners(
