@@ -69,7 +69,8 @@ complete -c netacc -n "__fish_netacc_using_subcommand ss" -l port -d 'Connection
 complete -c netacc -n "__fish_netacc_using_subcommand ss" -l peer -d 'Connections with that peer, or with peers in that network' -r
 complete -c netacc -n "__fish_netacc_using_subcommand ss" -l path -d 'Connections with a direction on that path' -r -f -a "tcp\t''
 shm\t''
-rdma\t''"
+rdma\t''
+utcp\t''"
 complete -c netacc -n "__fish_netacc_using_subcommand ss" -l reason -d 'Connections with that reason' -r -f -a "none\t''
 negotiating\t''
 peer-remote\t''
@@ -118,7 +119,12 @@ not-in-reach\t''
 ipsec\t''
 kernel-policy\t''
 rule\t''
-config-unreadable\t''"
+config-unreadable\t''
+utcp-no-privilege\t''
+utcp-no-support\t''
+utcp-no-route\t''
+utcp-unfit\t''
+utcp-given-back\t''"
 complete -c netacc -n "__fish_netacc_using_subcommand ss" -l sort -d 'Order of the connections' -r -f -a "fd\t''
 peer\t''
 path\t''
@@ -147,7 +153,8 @@ complete -c netacc -n "__fish_netacc_using_subcommand capture" -l port -d 'Conne
 complete -c netacc -n "__fish_netacc_using_subcommand capture" -l peer -d 'Connections with that peer, or with peers in that network' -r
 complete -c netacc -n "__fish_netacc_using_subcommand capture" -l path -d 'Connections with a direction on that path' -r -f -a "tcp\t''
 shm\t''
-rdma\t''"
+rdma\t''
+utcp\t''"
 complete -c netacc -n "__fish_netacc_using_subcommand capture" -s h -l help -d 'Print help'
 complete -c netacc -n "__fish_netacc_using_subcommand capture" -s V -l version -d 'Print version'
 complete -c netacc -n "__fish_netacc_using_subcommand cfg; and not __fish_seen_subcommand_from list get set help" -s h -l help -d 'Print help'

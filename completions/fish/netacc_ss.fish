@@ -9,7 +9,8 @@ complete -c netacc_ss -l port -d 'Connections with that port' -r
 complete -c netacc_ss -l peer -d 'Connections with that peer, or with peers in that network' -r
 complete -c netacc_ss -l path -d 'Connections with a direction on that path' -r -f -a "tcp\t''
 shm\t''
-rdma\t''"
+rdma\t''
+utcp\t''"
 complete -c netacc_ss -l reason -d 'Connections with that reason' -r -f -a "none\t''
 negotiating\t''
 peer-remote\t''
@@ -58,7 +59,12 @@ not-in-reach\t''
 ipsec\t''
 kernel-policy\t''
 rule\t''
-config-unreadable\t''"
+config-unreadable\t''
+utcp-no-privilege\t''
+utcp-no-support\t''
+utcp-no-route\t''
+utcp-unfit\t''
+utcp-given-back\t''"
 complete -c netacc_ss -l sort -d 'Order of the connections' -r -f -a "fd\t''
 peer\t''
 path\t''
