@@ -171,11 +171,11 @@ fn json_is_as_agreed() {
     assert_eq!(cnt["library_version"], json!("1.2.3"));
     assert_eq!(cnt["connections_total"], json!(15));
     assert_eq!(cnt["accelerated_total"], json!(11));
-    assert_eq!(cnt["open"], json!({"tcp": 1, "shm": 2, "rdma": 1}));
-    assert_eq!(cnt["total"], json!({"tcp": 4, "shm": 6, "rdma": 5}));
+    assert_eq!(cnt["open"], json!({"tcp": 1, "shm": 2, "rdma": 1, "utcp": 0}));
+    assert_eq!(cnt["total"], json!({"tcp": 4, "shm": 6, "rdma": 5, "utcp": 0}));
     // Of the connections that have ended, and of the open ones.
-    assert_eq!(cnt["tx_bytes"], json!({"tcp": 1 + 10, "shm": 1000, "rdma": 300 + 3000}));
-    assert_eq!(cnt["rx_bytes"], json!({"tcp": 20, "shm": 2 + 2000, "rdma": 400 + 4000}));
+    assert_eq!(cnt["tx_bytes"], json!({"tcp": 1 + 10, "shm": 1000, "rdma": 300 + 3000, "utcp": 0}));
+    assert_eq!(cnt["rx_bytes"], json!({"tcp": 20, "shm": 2 + 2000, "rdma": 400 + 4000, "utcp": 0}));
     assert_eq!((&cnt["tx_messages"], &cnt["rx_messages"]), (&json!(111), &json!(22)));
     assert_eq!(cnt["counters"]["rdma_pairs_created"], json!(3));
     assert_eq!(cnt["reasons"], json!({"none": 6, "peer-without-library": 3, "unknown-60": 1}));
@@ -189,19 +189,19 @@ fn json_is_as_agreed() {
         json!({"pid": pid, "sockets": [
             {"fd": 5, "local": "[::1]:0", "peer": "[2001:db8::]:0", "tx_path": "tcp", "rx_path": "tcp",
              "reason": "peer-remote", "tx_tcp_bytes": 0, "tx_shm_bytes": 0, "rx_tcp_bytes": 0, "rx_shm_bytes": 0,
-             "tx_rdma_bytes": 0, "rx_rdma_bytes": 0,
+             "tx_rdma_bytes": 0, "rx_rdma_bytes": 0, "tx_utcp_bytes": 0, "rx_utcp_bytes": 0,
              "tx_messages": 0, "rx_messages": 0, "tx_ring_used": null, "tx_ring_bytes": null,
              "rx_ring_used": null, "rx_ring_bytes": null,
              "promotions": 0, "demotions": 1, "peer_pid": 0, "opened_unix_ns": 0},
             {"fd": 7, "local": "127.0.0.1:6379", "peer": "127.0.0.2:40000", "tx_path": "shm", "rx_path": "shm",
              "reason": "none", "tx_tcp_bytes": 10, "tx_shm_bytes": 1000, "rx_tcp_bytes": 20, "rx_shm_bytes": 2000,
-             "tx_rdma_bytes": 0, "rx_rdma_bytes": 0,
+             "tx_rdma_bytes": 0, "rx_rdma_bytes": 0, "tx_utcp_bytes": 0, "rx_utcp_bytes": 0,
              "tx_messages": 11, "rx_messages": 22, "tx_ring_used": 512, "tx_ring_bytes": 65536,
              "rx_ring_used": null, "rx_ring_bytes": null,
              "promotions": 2, "demotions": 0, "peer_pid": 99, "opened_unix_ns": 0},
             {"fd": 8, "local": "-", "peer": "-", "tx_path": "rdma", "rx_path": "tcp",
              "reason": "rdma-lost", "tx_tcp_bytes": 0, "tx_shm_bytes": 0, "rx_tcp_bytes": 0, "rx_shm_bytes": 0,
-             "tx_rdma_bytes": 3000, "rx_rdma_bytes": 4000,
+             "tx_rdma_bytes": 3000, "rx_rdma_bytes": 4000, "tx_utcp_bytes": 0, "rx_utcp_bytes": 0,
              "tx_messages": 0, "rx_messages": 0, "tx_ring_used": null, "tx_ring_bytes": null,
              "rx_ring_used": null, "rx_ring_bytes": null,
              "promotions": 0, "demotions": 0, "peer_pid": 0, "opened_unix_ns": 0},
@@ -284,7 +284,9 @@ fn tables_say_the_same() {
         short.ends_with(&format!("\n{zero} more counters are 0: --wide shows them\n")),
         "{short}"
     );
-    assert!(words(&short).contains(&"rdma_pairs_created 3".to_owned()) && !short.contains(" 0\n"));
+    let counters = short.split("\nMessages: ").nth(1).unwrap();
+    assert!(words(counters).contains(&"rdma_pairs_created 3".to_owned()));
+    assert!(!counters.contains(" 0\n"), "{counters}");
     let sock = text(&["-s", "sock", &pid]);
     for row in [
         "7 127.0.0.1:6379 127.0.0.2:40000 shm none 1010 B 2.0 KiB",
@@ -516,7 +518,7 @@ fn without_a_process_it_shows_which_there_are() {
     assert_eq!(ours["library_version"], json!("1.2.3"));
     assert_eq!(ours["library_replaced"], json!(false));
     assert_eq!(ours["connections_total"], json!(15));
-    assert_eq!(ours["open"], json!({"tcp": 1, "shm": 2, "rdma": 1}));
+    assert_eq!(ours["open"], json!({"tcp": 1, "shm": 2, "rdma": 1, "utcp": 0}));
     assert!(ours["uptime_s"].as_u64().unwrap() < 3600);
 
     // One that can't be read is no reason to hide it.
@@ -705,7 +707,7 @@ fn what_has_changed_is_shown_and_how_fast() {
         let mut seen = |what: &str| left.retain(|other| *other != what);
         if cnt["new_connections"] != 0 {
             assert_eq!(cnt["new_connections"], json!(20));
-            assert_eq!(cnt["new"], json!({"tcp": 0, "shm": 20, "rdma": 0}));
+            assert_eq!(cnt["new"], json!({"tcp": 0, "shm": 20, "rdma": 0, "utcp": 0}));
             seen("new");
         }
         if cnt["counters"] != json!({}) {
@@ -717,7 +719,7 @@ fn what_has_changed_is_shown_and_how_fast() {
             seen("reason");
         }
         if cnt["tx_bytes"]["shm"] != 0 {
-            assert_eq!(cnt["tx_bytes"], json!({"tcp": 0, "shm": 5000, "rdma": 0}));
+            assert_eq!(cnt["tx_bytes"], json!({"tcp": 0, "shm": 5000, "rdma": 0, "utcp": 0}));
             let seconds = turn["seconds"].as_f64().unwrap();
             let rate = cnt["tx_bytes_per_s"]["shm"].as_f64().unwrap();
             assert!((rate * seconds - 5000.0).abs() < 1.0, "{rate} in {seconds} s");
