@@ -149,6 +149,8 @@ impl Sending<'_> {
         match h.end.switch.state() {
             // SAFETY: the caller's buffers.
             TxState::Fast => unsafe { self.next_on_ring(h, nonblocking) },
+            // (The kernel is told of a shutdown when it has all that was sent before.)
+            TxState::Carrier if s.has(flag::FIN_LATER) => self.broken_pipe(),
             // SAFETY: as above.
             TxState::Carrier => unsafe { self.next_on_carrier(h, nonblocking) },
             // SAFETY: as above.
