@@ -84,6 +84,48 @@ fn a_link_breaks_while_a_connection_is_shut_down() {
 }
 
 #[test]
+fn nothing_is_sent_behind_a_shutdown_at_any_moment() {
+    for model in MODELS {
+        for after in 0..60 {
+            let side = after % 2;
+            let mut rig = Rig::new(Order::Shuffled(after as u64), model, 2);
+            let i = rig.connect(0, 1);
+            // Before it is on RDMA, or behind that, also on its way back to the carrier.
+            if after % 3 > 0 {
+                rig.promoted(i);
+            }
+            rig.play(after, |_, _| {});
+            if after % 3 == 2 {
+                let s = rig.conns[i][side].socket;
+                if let Some(channel) = s.channel() {
+                    channel.far.demote(s.slot.load(Relaxed) as usize, Reason::Internal, true);
+                }
+                rig.play(after % 16, |_, _| {});
+            }
+            rig.shut(i, side);
+            for _ in 0..30 {
+                let (fd, flags) = (rig.conns[i][side].fd, libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL);
+                // SAFETY: a byte of ours.
+                let r = match unsafe { io::send(fd, b"x".as_ptr(), 1, flags) } {
+                    // SAFETY: as above.
+                    api::PASS => unsafe { sys::sendto(fd, b"x".as_ptr(), 1, flags) },
+                    r => r,
+                };
+                assert_eq!(r, -(libc::EPIPE as isize), "{after}: {}", rig.describe());
+                rig.step(side);
+            }
+            rig.until("the end is told", |r| {
+                while r.receive(i, side ^ 1, 30_000) > 0 {}
+                r.conns[i][side ^ 1].over.is_some()
+            });
+            let [end, other] = [&rig.conns[i][side ^ 1], &rig.conns[i][side]];
+            assert_eq!((end.over, end.received), (Some(0), other.sent), "{}", rig.describe());
+            rig.finish();
+        }
+    }
+}
+
+#[test]
 fn a_link_breaks_while_a_connection_is_closed() {
     for model in MODELS {
         for after in (0..90).step_by(9) {
