@@ -320,8 +320,6 @@ impl Owned {
                     seated.stage = Stage::Out;
                 }
                 stats::count(Counter::UtcpTakenOut);
-                // What was unread is in the ring then.
-                device.kick(slot);
                 // (It was asked to come back meanwhile, perhaps.)
                 device.is_due(slot);
             }

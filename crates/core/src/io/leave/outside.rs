@@ -88,6 +88,9 @@ pub(crate) fn leave_kernel(
     rx.end.switch = receives;
     rx.end.ring.continue_at(receives.offset());
     rx.settled(s);
+    // What was unread in the kernel is in the ring before anybody looks there: a wait may have said
+    // that it is to be read.
+    device.kick(tx.slot);
     drop((tx, rx));
     wait::prod(s);
     Went::Out
