@@ -122,7 +122,10 @@ pub(crate) fn after_fork_in_child() {
 // ---- taking in ----------------------------------------------------------------------------------
 
 /// Couriers at a time; one that is kept counts for as long as it is.
-const COURIERS: usize = 4;
+const COURIERS: usize = if cfg!(test) { IN_TESTS } else { 4 };
+/// Tests that run beside each other have one list, and what some of them send keeps its courier
+/// until the machine has ended that thread.
+const IN_TESTS: usize = 256;
 /// How long one is waited for; it needs a hundred microseconds.
 const PATIENCE_NS: u64 = 2_000_000_000;
 

@@ -85,9 +85,10 @@ impl Raw {
                         fd_table::close_internal(fd);
                         return Some(m);
                     }
-                    _ => return None,
+                    other => panic!("{other:?}"),
                 },
-                _ => return None,
+                Received::Nothing | Received::End => return None,
+                other => panic!("{other:?}"),
             }
         }
     }
