@@ -202,7 +202,7 @@ pub(super) fn carrier_ended(
             let local = h.channel.far.is_shared();
             if local || flags & libc::MSG_PEEK == 0 {
                 h.end.pending_error = 0;
-                if ours || (local && r < 0 && carrier::is_closed(fd)) {
+                if ours || (r < 0 && carrier::is_closed(fd)) {
                     s.raise(flag::TOLD);
                 }
             }

@@ -143,9 +143,7 @@ impl Receiving<'_> {
                 if now.done > 0 && r < 0 {
                     // It belongs to the next call.
                     h.end.pending_error = r as i32;
-                    if h.channel.far.is_shared() {
-                        s.lower(flag::TOLD);
-                    }
+                    s.lower(flag::TOLD);
                 }
                 return Next::Done(r);
             }

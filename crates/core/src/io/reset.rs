@@ -138,8 +138,9 @@ fn declare(s: &Socket, fd: c_int) {
 /// over (it may be a soft error, of an attempt that failed). `Some`: one that the carrier does not
 /// know.
 pub(crate) fn on_error_taken(s: &'static Socket, g: u16, fd: c_int, error: c_int) -> Option<c_int> {
+    // (Broken off, it is told by the library, whatever else the carrier knows.)
     if matches!(error, libc::EPIPE | libc::ECONNRESET)
-        && hold_tx(s, g).is_ok_and(|_held| is_reset_by(s, fd, error))
+        && hold_tx(s, g).is_ok_and(|_held| is_broken(s) || is_reset_by(s, fd, error))
     {
         let told = s.flags.fetch_or(flag::TOLD, AcqRel) & flag::TOLD != 0;
         return Some(if told { 0 } else { -why_broken(s) as c_int });

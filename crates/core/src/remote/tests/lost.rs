@@ -289,6 +289,13 @@ fn the_peers_process_is_killed() {
                         || over == Some(-(libc::EPIPE as isize)),
                     "{over:?}"
                 );
+                // Told once, whatever the carrier says of itself besides.
+                let (s, fd) = (rig.conns[i][side].socket, rig.conns[i][side].fd);
+                let mut error = 0;
+                assert!(sys::getsockopt(fd, libc::SOL_SOCKET, libc::SO_ERROR, &mut error) >= 0);
+                let left = crate::io::on_error_taken(s, s.generation16(), fd, error);
+                let told = over == Some(-(libc::ECONNRESET as isize));
+                assert!(!told || left.unwrap_or(error) == 0, "{left:?} {error}");
                 rig.finish();
             }
         }
@@ -323,6 +330,48 @@ fn a_send_in_part_leaves_the_error_to_the_next_call() {
                 rig.send(i, C, 100);
             }
             assert_eq!(rig.conns[i][C].over, Some(-(libc::ECONNRESET as isize)), "{receives}");
+            rig.close(i, C);
+            rig.settle();
+        }
+    }
+}
+
+/// What the carrier has told of the peer's end is not told again when the pair is known to be lost.
+#[test]
+fn an_error_of_the_carriers_is_told_once() {
+    for model in MODELS {
+        for first in ["asks", "receives"] {
+            let mut rig = Rig::new(Order::Prompt, model, 2);
+            let i = rig.connect(0, 1);
+            for _ in 0..3 {
+                rig.chat(i);
+            }
+            rig.until("one direction is promoted", |r| {
+                r.send(i, C, 100);
+                while r.receive(i, A, 30_000) > 0 {}
+                r.conns[i][C].socket.published.sends_fast()
+            });
+            rig.drain(i);
+            let (s, fd) = (rig.conns[i][C].socket, rig.conns[i][C].fd);
+            assert!(!s.published.receives_fast());
+            let resets = libc::linger { l_onoff: 1, l_linger: 0 };
+            let theirs = rig.conns[i][A].fd;
+            assert!(sys::setsockopt(theirs, libc::SOL_SOCKET, libc::SO_LINGER, &resets) >= 0);
+            rig.kill(1);
+            let mut error = 0;
+            if first == "asks" {
+                assert!(sys::getsockopt(fd, libc::SOL_SOCKET, libc::SO_ERROR, &mut error) >= 0);
+                error = crate::io::on_error_taken(s, s.generation16(), fd, error).unwrap_or(error);
+            } else {
+                rig.receive(i, C, 100);
+                error = -rig.conns[i][C].over.take().unwrap() as i32;
+            }
+            assert_eq!(error, libc::ECONNRESET);
+            rig.settle();
+            rig.receive(i, C, 100);
+            assert_eq!(rig.conns[i][C].over.take(), Some(0), "{first}");
+            rig.send(i, C, 100);
+            assert_eq!(rig.conns[i][C].over, Some(-(libc::EPIPE as isize)), "{first}");
             rig.close(i, C);
             rig.settle();
         }
