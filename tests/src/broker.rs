@@ -114,7 +114,8 @@ impl<'a> Broker<'a> {
                         local.parse().unwrap_or(0),
                         peer.parse().unwrap_or(0),
                         "on TCP both ways",
-                        |c| c.tx_path == "tcp" && c.rx_path == "tcp",
+                        // (The reason comes with the last step.)
+                        |c| c.tx_path == "tcp" && c.rx_path == "tcp" && c.reason != "none",
                     );
                 }
                 Some("ok".into())

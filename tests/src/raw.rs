@@ -60,6 +60,16 @@ pub fn write(fd: Fd, buf: &[u8]) -> Result<usize, E> {
 }
 
 /// Waits with ppoll for one descriptor; what it reports, or 0.
+/// Whether the kernel resets the connection at its last close (SO_LINGER, on and 0).
+pub fn ends_in_a_reset(fd: Fd) -> bool {
+    let (mut linger, mut len) = ([0i32; 2], 8u32);
+    let (level, name) = (libc::SOL_SOCKET as usize, libc::SO_LINGER as usize);
+    let at = [fd as usize, level, name, linger.as_mut_ptr() as usize, &raw mut len as usize, 0];
+    // SAFETY: room for the value, and its length.
+    let got = unsafe { call(libc::SYS_getsockopt, at) };
+    got == 0 && linger == [1, 0]
+}
+
 pub fn poll(fd: Fd, events: i16, ms: i64) -> i16 {
     let mut one = pollfd { fd, events, revents: 0 };
     let limit = libc::timespec { tv_sec: ms / 1000, tv_nsec: ms % 1000 * 1_000_000 };
