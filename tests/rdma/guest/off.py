@@ -1,8 +1,8 @@
 """Connections of a server whose acceleration is turned off while they are used, between two hosts.
 
-off.py server: sends back what comes to port 7000, a thread for each connection.
-off.py client HOST: four connections, whose threads wait in recv, poll, select and epoll, and whose
-bytes are compared, until `/rig/exchange/enough` is there.
+off.py server [PORT]: sends back what comes to that port (7000), a thread for each connection.
+off.py client HOST [PORT [ENOUGH]]: four connections, whose threads wait in recv, poll, select and
+epoll, and whose bytes are compared, until the file ENOUGH (`/rig/exchange/enough`) is there.
 """
 import os
 import socket
@@ -19,20 +19,20 @@ def echo(connection):
             connection.sendall(data)
 
 
-def serve():
-    listener = socket.create_server(("0.0.0.0", 7000))
+def serve(port="7000"):
+    listener = socket.create_server(("0.0.0.0", int(port)))
     while True:
         connection, _ = listener.accept()
         threading.Thread(target=echo, args=(connection,), daemon=True).start()
 
 
-def client(host):
+def client(host, port="7000", enough="/rig/exchange/enough"):
     failed = []
 
     def run(how):
         try:
-            with socket.create_connection((host, 7000)) as connection:
-                while not os.path.exists("/rig/exchange/enough"):
+            with socket.create_connection((host, int(port))) as connection:
+                while not os.path.exists(enough):
                     off_app.exchange(how, connection, 3000)
         except Exception as error:
             failed.append(f"{how}: {error!r}")
@@ -47,4 +47,4 @@ def client(host):
 
 
 if __name__ == "__main__":
-    serve() if sys.argv[1] == "server" else client(sys.argv[2])
+    (serve if sys.argv[1] == "server" else client)(*sys.argv[2:])
