@@ -5,6 +5,7 @@ parent uses by then.
 
     forked.py server ADDRESS        echoes messages on two connections; forks on `f`, and has the child answer on `c`, and all that is sent
                                     behind that until its `b`
+    forked.py later ADDRESS         a connection that comes onto RDMA; then what becomes of one that a forked child makes
     forked.py client ADDRESS BREAK  BREAK is a command that breaks the queue pairs; prints what the
     connections are on, step by step; status 1
                                     after a minute of waiting
@@ -127,5 +128,33 @@ def client(address, command):
     print("the parent answers:", answers == {parent}, *paths())
 
 
+def echoes(connection):
+    for _ in range(20):
+        message = os.urandom(BYTES)
+        connection.sendall(message)
+        if whole(connection) != message:
+            sys.exit("a wrong byte, or the end")
+
+
+def later(address):
+    """Off.py's server at the other end: a connection that a child of a process with RDMA makes is
+    on TCP, and says why."""
+    kept = socket.create_connection((address, PORT))
+    end = time.monotonic() + 60
+    while paths() != [("rdma", "rdma")] and time.monotonic() < end:
+        echoes(kept)
+    print("before:", *paths(), flush=True)
+    child = os.fork()
+    if child == 0:
+        made = socket.create_connection((address, PORT))
+        for _ in range(10):
+            echoes(made)
+        print("the child's:", *((s["tx_path"], s["rx_path"], s["reason"]) for s in ask("sock")["sockets"]), flush=True)
+        os._exit(0)
+    os.waitpid(child, 0)
+    echoes(kept)
+    print("behind:", *paths())
+
+
 if __name__ == "__main__":
-    sys.exit((server if sys.argv[1] == "server" else client)(*sys.argv[2:]))
+    sys.exit({"server": server, "client": client, "later": later}[sys.argv[1]](*sys.argv[2:]))

@@ -12,3 +12,12 @@ came after the fork: ('rdma', 'rdma') ('rdma', 'rdma')
 came back: ('rdma', 'rdma') ('rdma', 'rdma')
 the child answers: True ('tcp', 'tcp') ('tcp', 'tcp')
 the parent answers: True ('tcp', 'tcp') ('tcp', 'tcp')" ''
+
+# A connection of a child's own, whose parent had used RDMA.
+rig two --device siw "/rig/build/netacc_run python3 -B /rig/tree/tests/rdma/guest/off.py server & server=\$!
+listening() { ss -Hltn 'sport = 7000' | grep -q .; }
+wait_for 30 listening && tell up; await client-ended; kill \$server" \
+  "await up && $forked later \$SERVER"
+is connections-of-a-child-whose-parent-has-rdma 0 "before: ('rdma', 'rdma')
+the child's: ('tcp', 'tcp', 'forked-after-rdma')
+behind: ('rdma', 'rdma')" ''
