@@ -356,7 +356,8 @@ fn a_probe_ends_with_what_it_waits_for() {
             } else {
                 rig.hosts[1 - side].stopped = false;
                 rig.drain(i);
-                rig.seconds(2);
+                // (It answers when its link is resumed, in the kernel's own time.)
+                rig.until("the probe is over", |_| probed(fd) == before);
             }
             rig.settle();
             assert_eq!(probed(fd), before, "{is_lost}: {}", rig.describe());
