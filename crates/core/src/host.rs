@@ -2,7 +2,7 @@
 //! (rtnetlink(7)): a peer at one of them is no other host. (An address can be bound to that is not
 //! of this host: net.ipv4.ip_nonlocal_bind.)
 //!
-//! And whether this host has RDMA devices.
+//! And whether this host has RDMA devices, and whether a thread may lock memory without a limit.
 
 use crate::{fd_words, netlink, numbers, sys};
 use core::ffi::c_int;
@@ -152,6 +152,13 @@ pub(crate) fn capabilities() -> u64 {
     of.and_then(|hex| u64::from_str_radix(core::str::from_utf8(hex).ok()?, 16).ok()).unwrap_or(0)
 }
 
+/// RLIMIT_MEMLOCK is none for this thread: it is root's, or has CAP_IPC_LOCK. (Where that counts
+/// for nothing, as in a user namespace, registering fails beyond the limit.)
+pub(crate) fn may_lock_all() -> bool {
+    const CAP_IPC_LOCK: u32 = 14;
+    sys::geteuid() == 0 || capabilities() >> CAP_IPC_LOCK & 1 != 0
+}
+
 #[cfg(test)]
 #[allow(clippy::unwrap_used, reason = "tests may fail loudly")]
 mod tests {
@@ -180,5 +187,36 @@ mod tests {
         let point_to_point =
             [2, 0, 0, 0, 0, 0, 0, 0, 8, 0, 1, 0, 10, 0, 0, 2, 8, 0, 2, 0, 10, 0, 0, 1];
         assert_eq!(address_of(&point_to_point), Some(IpAddr::from([10, 0, 0, 1])));
+    }
+
+    /// Rights are a thread's, so this one gives up root's, and keeps what it is told to.
+    #[test]
+    fn whoever_has_the_capability_may_lock_all() {
+        const VERSION: u32 = 0x2008_0522;
+        let keeping = |effective: u32| {
+            let drops = move || {
+                let header = [VERSION, 0];
+                let sets = [effective, effective, 0, 0, 0, 0];
+                // SAFETY: this thread's rights; the sets are read.
+                unsafe {
+                    assert_eq!(libc::prctl(libc::PR_SET_KEEPCAPS, 1, 0, 0, 0), 0);
+                    assert_eq!(libc::syscall(libc::SYS_setresuid, 65534, 65534, 65534), 0);
+                    assert_eq!(
+                        libc::syscall(libc::SYS_capset, &raw const header, &raw const sets),
+                        0
+                    );
+                }
+                (capabilities(), may_lock_all())
+            };
+            std::thread::spawn(drops).join().unwrap()
+        };
+        if sys::geteuid() != 0 {
+            std::eprintln!("not shown: only root can give up rights");
+            return;
+        }
+        crate::testing::init();
+        assert!(may_lock_all());
+        assert_eq!(keeping(0), (0, false));
+        assert_eq!(keeping(1 << 14), (1 << 14, true));
     }
 }

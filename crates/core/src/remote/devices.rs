@@ -1,22 +1,19 @@
 //! The libraries, the devices, and their queues. (Who polls them while nobody else does:
 //! `io_threads`.)
 
+use super::io_threads::{self, IoThreads};
 use super::net::{self, Net};
-use super::pairs::until_free;
-use super::{
-    EVENT_DEVICE, EVENT_MANAGER, LOADED, LOADED_BY, Remote, forget_known, io_threads, memory,
-    unwatch, watch,
-};
+use super::{EVENT_DEVICE, EVENT_MANAGER, LOADED, LOADED_BY, Remote, forget_known, unwatch, watch};
 use crate::log::{debug_log, warn_log};
 use crate::queues::{self, Queue};
-use crate::{config, process, sys};
+use crate::{config, host, process, sys};
 use alloc::boxed::Box;
 use alloc::vec::Vec;
 use core::net::IpAddr;
 use core::sync::atomic::Ordering::*;
 use core::sync::atomic::{AtomicBool, AtomicU64};
 use netacc_control::stats::Reason;
-use netacc_rdma::Settings;
+use netacc_rdma::{HubError, Settings};
 use netacc_verbs::fabric::{Error, Fabric as _, Facts, Fault, Transport};
 
 /// An address that no device has is looked at again after so long.
@@ -57,7 +54,7 @@ pub(super) struct Devices {
     pub(super) list: Vec<Device>,
     /// Addresses that cannot be served: why, and until when they are not looked at again.
     failed: Vec<(IpAddr, Reason, u64)>,
-    pub(super) threads: usize,
+    pub(super) io_threads: IoThreads,
     /// Queues that are lost, and are closed when nobody uses them any more.
     pub(super) retired: Vec<&'static Queue>,
 }
@@ -81,6 +78,16 @@ pub(super) fn pause_after(why: Reason) -> u64 {
 /// Requests, and receives, that a pair on this device has at most. (A queue has room for both.)
 pub(super) fn depth(facts: &Facts) -> u32 {
     facts.depth_max.min(facts.entries_max / 2).min(DEPTH)
+}
+
+/// Repeats what is answered `Busy` until it is not: somebody polls, which takes microseconds.
+pub(super) fn until_free<T>(mut f: impl FnMut() -> Result<T, HubError>) -> Result<T, HubError> {
+    loop {
+        match f() {
+            Err(HubError::Busy) => sys::sched_yield(),
+            other => return other,
+        };
+    }
 }
 
 /// What a pair for so many connections is made with, `receives` being what the peer says of its
@@ -121,7 +128,7 @@ impl Devices {
     }
 
     fn load_once() -> Result<Net, Reason> {
-        if sys::memlock_limit() <= MEMLOCK_MIN && !memory::may_lock_all() {
+        if sys::memlock_limit() <= MEMLOCK_MIN && !host::may_lock_all() {
             warn_log!(
                 "RLIMIT_MEMLOCK is {} bytes: too little for RDMA (ulimit -l; LimitMEMLOCK= of a systemd unit; memlock in limits.conf)",
                 sys::memlock_limit()
@@ -275,7 +282,7 @@ impl Remote {
         let config = config::get();
         let number = queues::free_place().ok_or(Reason::ChannelFull)?;
         // First, because it may fail: a queue on the list stays there.
-        let epoll = self.devices.io_set(number, config).ok_or(Reason::NoDescriptor)?;
+        let epoll = self.devices.io_threads.set_of(number, config).ok_or(Reason::NoDescriptor)?;
         let most = self.facts(at).map_or(0, |f| f.entries_max);
         let d = self.devices.list.get_mut(at).ok_or(Reason::NoRdmaDevice)?;
         let device = d.device.as_ref().ok_or(Reason::NoRdmaDevice)?;

@@ -1,6 +1,5 @@
 //! The threads `netacc-io`: they poll the completion queues while no application thread does.
 
-use super::devices::Devices;
 use super::unwatch;
 use crate::queues::{self, QUEUES, Queue};
 use crate::{config, fd_table, numbers, sleep, stats, sys, thread};
@@ -18,14 +17,20 @@ const THREADS: usize = 64;
 pub(super) static EPOLLS: [AtomicI32; THREADS] = [const { AtomicI32::new(-1) }; THREADS];
 static THREAD_COUNT: AtomicU32 = AtomicU32::new(1);
 
-impl Devices {
+/// Those that run.
+#[derive(Default)]
+pub(super) struct IoThreads {
+    pub(super) started: usize,
+}
+
+impl IoThreads {
     /// The set that the I/O thread of a queue waits on. The thread is started if it is its first.
-    pub(super) fn io_set(&mut self, number: usize, config: &Config) -> Option<c_int> {
+    pub(super) fn set_of(&mut self, number: usize, config: &Config) -> Option<c_int> {
         let count = (config.io_threads.max(1) as usize).min(THREADS);
         THREAD_COUNT.store(count as u32, Relaxed);
         let at = number % count;
         let place = EPOLLS.get(at)?;
-        if at < self.threads {
+        if at < self.started {
             return Some(place.load(Acquire));
         }
         let epoll = numbers::make(|| sys::epoll_create1(libc::EPOLL_CLOEXEC));
@@ -37,7 +42,7 @@ impl Devices {
             fd_table::close_internal(epoll);
             return None;
         }
-        self.threads = at + 1;
+        self.started = at + 1;
         Some(epoll)
     }
 }

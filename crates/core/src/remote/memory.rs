@@ -156,7 +156,7 @@ impl Remote {
         let (of, mut all) = self.locks_all.get();
         if of != user {
             // (Capabilities go with root's rights, most often.)
-            all = may_lock_all();
+            all = host::may_lock_all();
             self.locks_all.set((user, all));
         }
         let limit = if all { u64::MAX } else { sys::memlock_limit() };
@@ -259,13 +259,6 @@ impl Remote {
     }
 }
 
-/// RLIMIT_MEMLOCK is none for this thread: it is root's, or has CAP_IPC_LOCK. (Where that counts
-/// for nothing, as in a user namespace, registering fails beyond the limit.)
-pub(super) fn may_lock_all() -> bool {
-    const CAP_IPC_LOCK: u32 = 14;
-    sys::geteuid() == 0 || host::capabilities() >> CAP_IPC_LOCK & 1 != 0
-}
-
 /// So many bytes more, which are mapped and registered for it.
 fn grow(
     pool: &mut Pool<Net>,
@@ -312,36 +305,5 @@ mod tests {
         let with = |buffer_bytes| ring_bytes(&Config { buffer_bytes, ..Config::default() });
         assert_eq!([with(4096), with(16384), with(20480)], [32768, 131_072, 262_144]);
         assert_eq!(with(1 << 30), RING_MAX);
-    }
-
-    /// Rights are a thread's, so this one gives up root's, and keeps what it is told to.
-    #[test]
-    fn whoever_has_the_capability_may_lock_all() {
-        const VERSION: u32 = 0x2008_0522;
-        let keeping = |effective: u32| {
-            let drops = move || {
-                let header = [VERSION, 0];
-                let sets = [effective, effective, 0, 0, 0, 0];
-                // SAFETY: this thread's rights; the sets are read.
-                unsafe {
-                    assert_eq!(libc::prctl(libc::PR_SET_KEEPCAPS, 1, 0, 0, 0), 0);
-                    assert_eq!(libc::syscall(libc::SYS_setresuid, 65534, 65534, 65534), 0);
-                    assert_eq!(
-                        libc::syscall(libc::SYS_capset, &raw const header, &raw const sets),
-                        0
-                    );
-                }
-                (host::capabilities(), may_lock_all())
-            };
-            std::thread::spawn(drops).join().unwrap()
-        };
-        if sys::geteuid() != 0 {
-            std::eprintln!("not shown: only root can give up rights");
-            return;
-        }
-        crate::testing::init();
-        assert!(may_lock_all());
-        assert_eq!(keeping(0), (0, false));
-        assert_eq!(keeping(1 << 14), (1 << 14, true));
     }
 }

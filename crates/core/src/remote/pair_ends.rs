@@ -1,7 +1,8 @@
 //! How queue pairs end: in order, when nobody needs them any more, or because they are lost.
 
+use super::devices::until_free;
 use super::links::{Conn, Fault, Link};
-use super::pairs::{Age, Pair, PairState, unlink, until_free};
+use super::pairs::{Age, Pair, PairState, unlink};
 use super::probes::Quiet;
 use super::{Remote, memory};
 use crate::log::debug_log;

@@ -7,7 +7,7 @@
 //! A pair that is lost is closed at once; the rings of its connections stay as they are until these
 //! have gone back to their carriers, because what was not acknowledged is sent again from there.
 
-use super::devices::{self, TOKEN_DEVICE, TOKEN_LISTENER, TOKEN_PAIR};
+use super::devices::{self, TOKEN_DEVICE, TOKEN_LISTENER, TOKEN_PAIR, until_free};
 use super::links::{Fault, Link};
 use super::net::{self, Net};
 use super::places::Places;
@@ -32,8 +32,8 @@ use core::sync::atomic::{AtomicBool, AtomicU32, AtomicU64};
 use netacc_control::config::Config;
 use netacc_control::stats::{Counter, Reason};
 use netacc_proto::rendezvous::{self as proto, Message, Role};
+use netacc_rdma::Tag;
 use netacc_rdma::arena::Rings;
-use netacc_rdma::{HubError, Tag};
 use netacc_verbs::fabric::{Capacity, Error, Event, Fabric as _, News, Patience, Transport};
 
 /// A pair that is not established after so long will not be.
@@ -766,16 +766,6 @@ pub(super) fn unlink(
     let _tx = socket.and_then(|s| crate::lock::lock_end(&s.tx_lock));
     let _rx = socket.and_then(|s| crate::lock::lock_end(&s.rx_lock));
     wire.slot(slot).lanes.store(core::ptr::null_mut(), Release);
-}
-
-/// Repeats what is answered `Busy` until it is not: somebody polls, which takes microseconds.
-pub(super) fn until_free<T>(mut f: impl FnMut() -> Result<T, HubError>) -> Result<T, HubError> {
-    loop {
-        match f() {
-            Err(HubError::Busy) => sys::sched_yield(),
-            other => return other,
-        };
-    }
 }
 
 #[cfg(test)]

@@ -232,7 +232,7 @@ impl Rig {
         // So that the tokens of its pairs say whose they are.
         remote.serial = (h as u32) << 16;
         // Its I/O thread is `serve_queues`.
-        remote.devices.threads = 1;
+        remote.devices.io_threads.started = 1;
         self.hosts[h].remote = Some(remote);
     }
 

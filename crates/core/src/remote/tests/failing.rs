@@ -164,7 +164,7 @@ fn memory_that_cannot_be_pinned_is_a_reason() {
 fn without_an_io_thread_there_is_no_queue() {
     for model in MODELS {
         let mut rig = Rig::new(Order::Prompt, model, 2);
-        rig.remote(1).devices.threads = 0;
+        rig.remote(1).devices.io_threads.started = 0;
         testing::set_threads(Threads::Refuse);
         let i = rig.connect(0, 1);
         for _ in 0..10 {
@@ -175,7 +175,7 @@ fn without_an_io_thread_there_is_no_queue() {
         assert!(!rig.is_attached(i, C) && !rig.is_attached(i, A));
         assert_eq!(rig.objects(1).queues, 0, "{}", rig.describe());
         io_threads::EPOLLS[0].store(rig.io, Relaxed);
-        rig.remote(1).devices.threads = 1;
+        rig.remote(1).devices.io_threads.started = 1;
         testing::set_threads(Threads::Hold);
         rig.promoted(i);
         rig.exchange(i, 10_000);
