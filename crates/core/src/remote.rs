@@ -19,7 +19,7 @@
 //! - `memory`: that of rings;
 //! - `proof`: whether who answers at a link port is who accepts there;
 //! - `agree`: which connections are accelerated; `offers`: what becomes of an agreement;
-//! - `shares`: what each host may take of all that;
+//! - `shares`: what each host may take of all that; `room`: for one more link;
 //! - `words`: what the ends say of their switches; `leave`: the way back to the carrier;
 //! - `silence`: a host of which nothing is heard; `probes`: what it says on carriers;
 //! - `keeper`: the process that goes on with that when this one has ended.
@@ -46,6 +46,7 @@ mod policy;
 mod probes;
 mod progress;
 mod proof;
+mod room;
 mod shares;
 mod silence;
 #[cfg(test)]
