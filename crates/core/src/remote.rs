@@ -11,33 +11,39 @@
 //! - `net`: the fabric's libraries;
 //! - `devices`: the libraries, devices, queues; `io_threads`: who polls these while nobody else
 //!   does;
+//! - `link`, `pair`, `arenas`: a TCP connection to another process, a queue pair, the rings of a
+//!   peer, as this process knows them; `pair_list`; `places` on a pair;
 //! - `listeners`, `destinations`: where such connections are taken, and where they go;
-//! - `links`: TCP connections to other processes, and the frames on them; `broken_links`;
-//! - `pairs`: queue pairs; `pair_ends`; `pair_list`; `places` on one; `progress`: whether what is
-//!   posted arrives;
+//! - `links`: how they are made, and the frames on them; `broken_links`;
+//! - `pairs`: how queue pairs are connected; `pair_ends`: how they end; `progress`, `stalls`:
+//!   whether what is posted arrives;
 //! - `policy`: what the kernel does with packets, and a device would not;
-//! - `memory`: that of rings;
+//! - `memory`: that of rings; `whole`: for which connections more of it is found;
 //! - `proof`: whether who answers at a link port is who accepts there;
 //! - `agree`: which connections are accelerated; `offers`: what becomes of an agreement;
 //! - `shares`: what each host may take of all that; `room`: for one more link;
 //! - `words`: what the ends say of their switches; `leave`: the way back to the carrier;
-//! - `silence`: a host of which nothing is heard; `probes`: what it says on carriers;
+//! - `silence`: a host of which nothing is heard; `unheard`: how that is known; `probes`: what it
+//!   says on carriers;
 //! - `keeper`: the process that goes on with that when this one has ended.
 //!
 //! `docs/design/rdma.md` tells the whole story.
 
 mod agree;
+mod arenas;
 mod broken_links;
 mod destinations;
 mod devices;
 mod io_threads;
 mod keeper;
 mod leave;
+mod link;
 mod links;
 mod listeners;
 mod memory;
 mod net;
 mod offers;
+mod pair;
 mod pair_ends;
 mod pair_list;
 mod pairs;
@@ -49,6 +55,7 @@ mod proof;
 mod room;
 mod shares;
 mod silence;
+mod stalls;
 #[cfg(test)]
 mod tests;
 mod unheard;
@@ -471,11 +478,11 @@ struct Remote {
     anew_at: u64,
     /// Some listeners are not listened to until then; 0: all are.
     deaf_until: u64,
-    links: Vec<Option<Box<links::Link>>>,
+    links: Vec<Option<Box<link::Link>>>,
     shares: shares::Shares,
     destinations: Vec<destinations::Destination>,
     hosts: Vec<destinations::Host>,
-    kept: pairs::Kept,
+    kept: pair_ends::Kept,
     connected: Table<Mine>,
     accepted: Table<Mine>,
     candidates: Table<Theirs>,
@@ -534,7 +541,7 @@ impl Remote {
             shares: shares::Shares::new(),
             destinations: Vec::new(),
             hosts: Vec::new(),
-            kept: pairs::Kept::new(config::get()),
+            kept: pair_ends::Kept::new(config::get()),
             connected: Table::new(PENDING, seed)?,
             accepted: Table::new(PENDING, seed.rotate_left(7))?,
             candidates: Table::new(PENDING, seed.rotate_left(17))?,

@@ -1,7 +1,7 @@
 //! Which connections are accelerated: candidates, offers, and the slots of a channel.
 
-use super::links::{Conn, Fault, Link, Waiting};
-use super::pairs::Pair;
+use super::link::{Conn, Fault, Link, Waiting};
+use super::pair::Pair;
 use super::shares::{PART, Source};
 use super::{Mine, PENDING, Remote, Theirs};
 use crate::agent::reason_of;

@@ -2,10 +2,11 @@
 //! the link is resumed or given up.
 
 use super::leave::BACK_LOST_NS;
-use super::links::{ANSWER_NS, Fault, Link, Phase, bind, set_up, tcp_socket};
+use super::link::{ANSWER_NS, Fault, Link, Phase, bind, event, set_up, tcp_socket};
+use super::pair::PairState;
 use super::shares::Source;
 use super::unheard::Unheard;
-use super::{Remote, close_own, destinations, links, pairs, watch};
+use super::{Remote, close_own, destinations, watch};
 use crate::carrier::sockaddr;
 use crate::log::{debug_log, warn_of_peer};
 use crate::{stats, sys};
@@ -116,7 +117,7 @@ impl Remote {
         let coming: Vec<u32> = l
             .pairs
             .iter()
-            .filter(|p| p.is_coming() || p.state == pairs::PairState::Ending)
+            .filter(|p| p.is_coming() || p.state == PairState::Ending)
             .map(|p| p.number)
             .collect();
         if fd >= 0 {
@@ -169,12 +170,7 @@ impl Remote {
             && bind(fd, SocketAddr::new(local, 0)) >= 0
             && [0, -(libc::EINPROGRESS as isize)]
                 .contains(&sys::connect(fd, raw.get(..len).unwrap_or(&[])))
-            && watch(
-                self.epoll,
-                fd,
-                (libc::EPOLLIN | libc::EPOLLOUT) as u32,
-                links::event(serial, i),
-            );
+            && watch(self.epoll, fd, (libc::EPOLLIN | libc::EPOLLOUT) as u32, event(serial, i));
         if !ok {
             if fd >= 0 {
                 close_own(fd);
@@ -207,7 +203,7 @@ impl Remote {
         l.fd = fd;
         let (serial, key) = (l.serial, l.hello.map_or([0; 16], |h| h.key));
         l.phase = Phase::Resuming;
-        let _ = watch(self.epoll, fd, libc::EPOLLIN as u32, links::event(serial, earlier));
+        let _ = watch(self.epoll, fd, libc::EPOLLIN as u32, event(serial, earlier));
         self.send(earlier, Message::Resume { known: true, key });
         self.resume(earlier);
         Ok(())
@@ -224,7 +220,7 @@ impl Remote {
         debug_log!("the link to {} is resumed", l.peer);
         (l.phase, l.broken_at, l.blocked, l.deserted) = (Phase::Up, 0, false, false);
         let mut frames = Vec::new();
-        for p in l.pairs.iter_mut().filter(|p| p.state == pairs::PairState::Ready) {
+        for p in l.pairs.iter_mut().filter(|p| p.state == PairState::Ready) {
             p.forget_peer();
             p.progress.forget_question();
             frames.push(Message::PairReady { pair: p.number });
@@ -271,7 +267,7 @@ impl Remote {
         let lost: Vec<u32> = l
             .pairs
             .iter()
-            .filter(|p| p.state == pairs::PairState::Ready && !p.peer_has_it())
+            .filter(|p| p.state == PairState::Ready && !p.peer_has_it())
             .map(|p| p.number)
             .collect();
         for n in lost {

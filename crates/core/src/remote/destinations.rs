@@ -6,7 +6,7 @@
 //! asked, nonblocking, and four more where all before them take connections, up to 32. Each try
 //! ends within a time; none waits for others.
 
-use super::links::{Phase, Route, bind, tcp_socket};
+use super::link::{CONNECT_NS, Phase, Route, bind, tcp_socket};
 use super::shares::PART;
 use super::{Remote, close_own};
 use crate::carrier::{self, sockaddr};
@@ -26,9 +26,6 @@ const OFFSET: u32 = 20_000;
 pub(super) const TRIED: u8 = 4;
 /// Processes that can be found at one port.
 pub(super) const PORTS: u8 = 32;
-/// A host of the neighbourhood answers a SYN within so long, or not at all. (It is shorter than
-/// TCP's first repetition: one try is one packet.)
-pub(super) const CONNECT_NS: u64 = 200_000_000;
 /// Where a host answers and nobody was found it is tried again: the acceptor may not have accepted
 /// yet…
 const AGAIN_NS: [u64; 5] = [100_000_000, 400_000_000, 1_000_000_000, 3_000_000_000, 5_000_000_000];
@@ -384,7 +381,7 @@ impl Remote {
         let Some((local, peer)) = self.destinations.get(at).map(|p| (p.local, p.peer)) else {
             return Ok(());
         };
-        let is_try = |l: &&super::links::Link| {
+        let is_try = |l: &&super::link::Link| {
             l.role == Role::Connector
                 && matches!(l.phase, Phase::Connecting | Phase::Greeting)
                 && l.broken_at == 0

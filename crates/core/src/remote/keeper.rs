@@ -7,9 +7,9 @@
 //! ([`Remote::become_keeper`]), where nothing of the fabric's is touched any more: pairs have ended
 //! with the process. What is left are links, words, and carriers of its own.
 
-use super::links::{Conn, Fault, Link, Phase};
+use super::link::{Conn, Fault, Link, Phase};
 use super::listeners::Listener;
-use super::pairs::PairState;
+use super::pair::PairState;
 use super::{
     EVENT_BELL, EVENT_KIND, EVENT_LINK, EVENT_LISTENER, EVENT_SIGNAL, INBOX, Remote, TURN,
     close_own, leave, note_own, watch,

@@ -4,8 +4,8 @@
 //! can be done, as often as it is called.
 
 use super::Remote;
-use super::links;
-use super::pairs::PairState;
+use super::link::{Conn, Link};
+use super::pair::PairState;
 use super::probes::Probes;
 use crate::channel::Channel;
 use crate::io::{self, Departure};
@@ -160,7 +160,7 @@ impl Remote {
         for i in 0..self.links.len() {
             let Some(l) = self.link(i) else { continue };
             let Some(channel) = l.channel else { continue };
-            let called = |c: &links::Conn| {
+            let called = |c: &Conn| {
                 c.slot.is_live()
                     && c.socket.is_some_and(|s| {
                         s.generation.load(Acquire) == c.generation && s.has(flag::CALLED_BACK)
@@ -377,7 +377,7 @@ impl Remote {
 
 /// A carrier that ends while the link is broken: the peer's process is gone. (Where nothing else
 /// says so, not at once: it may have shut down, and be back soon.)
-fn has_lost_its_peer(l: &links::Link, s: &Socket, is_ready: bool) -> bool {
+fn has_lost_its_peer(l: &Link, s: &Socket, is_ready: bool) -> bool {
     let patience = if is_ready { BACK_NS } else { BACK_LOST_NS };
     let late = l.broken_at != 0 && sys::now_ns().saturating_sub(l.broken_at) > patience;
     !l.is_up() && (l.deserted || late || io::carrier_is_reset(s)) && io::carrier_is_over(s)

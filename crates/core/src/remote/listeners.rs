@@ -3,7 +3,7 @@
 //! which they are accepted; and where the connection manager takes pairs.
 
 use super::destinations::{PORTS, TRIED, link_port};
-use super::links::{Link, Phase, Route, bind, tcp_socket};
+use super::link::{Link, Phase, Route, bind, tcp_socket};
 use super::shares::LINKS_MAX;
 use super::{
     EVENT_LISTENER, Remote, close_own, devices, forget_known, net, note_own, unwatch, watch,

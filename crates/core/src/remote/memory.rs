@@ -1,22 +1,18 @@
 //! The memory of rings: one domain for each link, and arenas that grow; from first need to the end
 //! of the link's last pair.
 
-use super::links::Link;
+use super::arenas::{Arenas, Sizes, ring_bytes};
+use super::link::Link;
 use super::net::{self, Net};
 use super::shares::Source;
 use super::{Remote, devices, leave};
 use crate::log::warn_of_peer;
 use crate::{config, host, stats, sys};
 use core::ptr::NonNull;
-use netacc_control::config::Config;
 use netacc_control::stats::{Counter, Reason};
 use netacc_rdma::arena::{GrowError, Pool, Rings};
 use netacc_verbs::fabric::Fabric as _;
 
-/// A ring holds so many of the configured buffers (`NACC_SOR_MSG_SIZE`), rounded up to a power of
-/// two.
-const RING_BUFFERS: usize = 8;
-const RING_MAX: usize = 16 << 20;
 /// A small ring, for a connection that is one of many and has not filled it.
 const SMALL_RING: usize = 8 << 10;
 /// The first connections of a process have whole rings, up to so many of the largest regions.
@@ -28,58 +24,6 @@ const MEMORY_SHARE: u64 = 2;
 const TIMES_LEFT: usize = 3;
 /// Why memory cannot be had is logged no more often.
 const LOG_EVERY_NS: u64 = 60_000_000_000;
-
-/// Bytes of a ring.
-pub(super) fn ring_bytes(config: &Config) -> usize {
-    (config.buffer_bytes as usize)
-        .saturating_mul(RING_BUFFERS)
-        .clamp(netacc_rdma::arena::RING_BYTES_MIN, RING_MAX)
-        .next_power_of_two()
-}
-
-/// The two sizes of a link's rings, which both ends know.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Sizes {
-    pub(super) small: usize,
-    pub(super) whole: usize,
-}
-
-/// The rings of one peer, and the memory that they are cut from: small ones, and whole ones.
-pub(super) struct Arenas {
-    pools: [Pool<Net>; 2],
-    logged_at: u64,
-}
-
-impl Arenas {
-    /// No region has more than `most` bytes.
-    fn new(sizes: Sizes, config: &Config, most: u64) -> Arenas {
-        let most = usize::try_from(most).unwrap_or(usize::MAX);
-        let limit = most.min(config.arena_growth_max_bytes as usize);
-        let pool = |ring| Pool::new(ring, config.arena_first_bytes as usize, limit);
-        Arenas { pools: [pool(sizes.small), pool(sizes.whole)], logged_at: 0 }
-    }
-
-    /// Where rings of that size are.
-    fn pool(&mut self, ring: usize) -> Option<&mut Pool<Net>> {
-        self.pools.iter_mut().rev().find(|p| p.ring_bytes() == ring)
-    }
-
-    /// Regions that are registered.
-    pub(super) fn regions(&self) -> usize {
-        self.pools.iter().map(Pool::regions).sum()
-    }
-
-    /// Bytes that are registered.
-    pub(super) fn registered(&self) -> usize {
-        self.pools.iter().map(Pool::registered).sum()
-    }
-
-    pub(super) fn give_back(&mut self, rings: Rings<Net>) {
-        if let Some(pool) = self.pool(rings.ring_bytes()) {
-            pool.give_back(rings);
-        }
-    }
-}
 
 impl Remote {
     /// The memory of a device that is gone is given up as soon as nobody uses it.
@@ -292,18 +236,5 @@ pub(super) fn close_memory(
     }
     if let Some(d) = domain {
         let _ = verbs.close_domain(d);
-    }
-}
-
-#[cfg(test)]
-#[allow(clippy::unwrap_used, reason = "tests may fail loudly")]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_ring_is_a_power_of_two_of_at_least_eight_buffers() {
-        let with = |buffer_bytes| ring_bytes(&Config { buffer_bytes, ..Config::default() });
-        assert_eq!([with(4096), with(16384), with(20480)], [32768, 131_072, 262_144]);
-        assert_eq!(with(1 << 30), RING_MAX);
     }
 }

@@ -2,9 +2,10 @@
 //! connection leaves when it is gone.
 
 use super::agree::{BUSY_NS, verdict};
-use super::links::{Conn, Fault, Waiting};
+use super::link::{Conn, Fault, Waiting};
+use super::pair::PairState;
 use super::pair_ends::heed;
-use super::pairs::{PairState, unlink};
+use super::pairs::unlink;
 use super::{Mine, Remote, leave, net};
 use crate::channel::{BY_KERNEL, Channel};
 use crate::lock::lock_end;

@@ -1,8 +1,9 @@
 //! How queue pairs end: in order, when nobody needs them any more, or because they are lost.
 
 use super::devices::until_free;
-use super::links::{Conn, Fault, Link};
-use super::pairs::{Age, Pair, PairState, unlink};
+use super::link::{Conn, Fault, Link};
+use super::pair::{Pair, PairState};
+use super::pairs::unlink;
 use super::probes::Quiet;
 use super::{Remote, memory};
 use crate::log::debug_log;
@@ -13,6 +14,7 @@ use alloc::sync::Arc;
 use alloc::vec::Vec;
 use core::net::{IpAddr, SocketAddr};
 use core::sync::atomic::Ordering::*;
+use netacc_control::config::Config;
 use netacc_control::stats::{Counter, Reason};
 use netacc_proto::agreement::{Malformed, SlotAction, SlotEvent, SlotState};
 use netacc_proto::rendezvous::{Message, Peers, Role};
@@ -27,6 +29,32 @@ const PAUSE_NS: u64 = 1_000_000_000;
 /// Up to that. A pair that has lived for so long has shown that pairs work. What it has moved shows
 /// nothing: small packets may come through where large ones are dropped.
 const PAUSE_MAX_NS: u64 = 60_000_000_000;
+
+/// How many pairs without connections are kept, and for how long.
+#[derive(Clone, Copy)]
+pub(super) struct Kept {
+    /// `None`: for ever.
+    pub(super) expire_ms: Option<u32>,
+    pub(super) all: usize,
+    pub(super) of_peer: usize,
+}
+
+impl Kept {
+    pub(super) fn new(config: &Config) -> Kept {
+        Kept {
+            expire_ms: config.empty_channel_expire_ms,
+            all: config.empty_channels_max as usize,
+            of_peer: config.empty_channels_max_per_peer as usize,
+        }
+    }
+}
+
+/// Since when a pair has been empty, its link, and its number.
+pub(super) type Age = (u64, u32, u32);
+
+fn age(l: &Link, p: &Pair) -> Age {
+    (p.idle_since, l.serial, p.number)
+}
 
 /// The thread has posted itself: should the pair be lost, it looks at it in its next turn.
 pub(super) fn heed(posted: Kicked) {
@@ -200,7 +228,7 @@ impl Remote {
         let mut ages: Vec<Age> = links
             .flat_map(|l| l.pairs.iter().map(move |p| (&**l, p)))
             .filter(|(_, p)| p.is_spare() && now >= p.counts_at())
-            .map(|(l, p)| p.age(l))
+            .map(|(l, p)| age(l, p))
             .collect();
         ages.sort_unstable();
         ages
@@ -212,7 +240,7 @@ impl Remote {
         let Some(l) = self.link(i) else { return };
         let spare = l.pairs.iter().filter(|p| p.is_spare());
         let mut spare: Vec<(Age, u64, bool)> =
-            spare.map(|p| (p.age(l), p.counts_at(), p.reused())).collect();
+            spare.map(|p| (age(l, p), p.counts_at(), p.reused())).collect();
         spare.sort_unstable();
         let [all, of_peer] = match spare.is_empty() {
             true => [Vec::new(), Vec::new()],

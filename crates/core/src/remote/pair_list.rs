@@ -1,7 +1,7 @@
 //! The pairs of a link, in no order, and found by their numbers: a link may have thousands, and
 //! each is asked for several times when it ends.
 
-use super::pairs::Pair;
+use super::pair::Pair;
 use alloc::collections::BTreeMap;
 use alloc::vec::{Drain, Vec};
 use core::ops::{Deref, DerefMut};

@@ -8,11 +8,9 @@
 //! have gone back to their carriers, because what was not acknowledged is sent again from there.
 
 use super::devices::{self, TOKEN_DEVICE, TOKEN_LISTENER, TOKEN_PAIR, until_free};
-use super::links::{Fault, Link};
+use super::link::{Fault, Link};
 use super::net::{self, Net};
-use super::places::Places;
-use super::probes::Quiet;
-use super::progress::Progress;
+use super::pair::{CONNECT_NS, FRESH_NS, Pair, PairState};
 use super::{Remote, unwatch};
 use crate::channel::Channel;
 use crate::lock::Mutex;
@@ -33,203 +31,16 @@ use netacc_control::config::Config;
 use netacc_control::stats::{Counter, Reason};
 use netacc_proto::rendezvous::{self as proto, Message, Role};
 use netacc_rdma::Tag;
-use netacc_rdma::arena::Rings;
 use netacc_verbs::fabric::{Capacity, Error, Event, Fabric as _, News, Patience, Transport};
 
-/// A pair that is not established after so long will not be.
-const CONNECT_NS: u64 = 5_000_000_000;
 /// Pairs that are being connected at the same time, on one link.
 const AT_ONCE: usize = 16;
-/// A pair without connections counts as one too many only after so long: it may be meant for one
-/// that is being offered.
-const FRESH_NS: u64 = 1_000_000_000;
 /// For how long a silent peer is tried: the driver's choice of time-out, so often.
 const PATIENCE: Patience = Patience::DEFAULT;
-
-/// How many pairs without connections are kept, and for how long.
-#[derive(Clone, Copy)]
-pub(super) struct Kept {
-    /// `None`: for ever.
-    pub(super) expire_ms: Option<u32>,
-    pub(super) all: usize,
-    pub(super) of_peer: usize,
-}
-
-impl Kept {
-    pub(super) fn new(config: &Config) -> Kept {
-        Kept {
-            expire_ms: config.empty_channel_expire_ms,
-            all: config.empty_channels_max as usize,
-            of_peer: config.empty_channels_max_per_peer as usize,
-        }
-    }
-}
-
-/// Since when a pair has been empty, its link, and its number.
-pub(super) type Age = (u64, u32, u32);
 
 /// Connections on one pair.
 pub(super) fn lanes(config: &Config) -> u16 {
     config.connections_per_channel.clamp(1, netacc_rdma::LANES_MAX as u32) as u16
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum PairState {
-    /// Acceptor: the peer was asked to connect it.
-    Requested,
-    /// Connector: the manager looks for the way.
-    Resolving,
-    /// Asked, or accepted.
-    Connecting,
-    /// Established at this end.
-    Established,
-    /// Established at both ends, and both know.
-    Ready,
-    /// Empty, and to be closed when the peer knows.
-    Ending,
-    /// Closed; connections that were on it still name it.
-    Lost,
-}
-
-/// A queue pair.
-pub(super) struct Pair {
-    pub(super) number: u32,
-    pub(super) state: PairState,
-    nonce: [u8; 16],
-    pub(super) lanes: u16,
-    /// The traffic class of its packets; 0: what the device does by itself.
-    pub(super) class: u8,
-    /// Until it is ready. `None` before it is created, and while a thread connects it.
-    pub(super) pair: Option<net::Pair>,
-    /// A thread connects it.
-    pub(super) connecting: bool,
-    pub(super) engine: Option<Arc<wire::Lanes>>,
-    pub(super) seat: Option<(&'static Queue, Tag)>,
-    pub(super) context: *mut PairContext,
-    pub(super) receives: Option<(NonNull<u8>, usize)>,
-    /// The peer has said that it is established there.
-    peer_ready: bool,
-    pub(super) deadline: u64,
-    pub(super) progress: Progress,
-    pub(super) quiet: Quiet,
-    pub(super) ready_since: u64,
-    places: Places,
-    was_used: bool,
-    /// Since when it has none.
-    pub(super) idle_since: u64,
-    /// Once it is lost: the rings of the connections that were on it.
-    pub(super) rings: Vec<Rings<Net>>,
-}
-
-impl Pair {
-    pub(super) fn new(state: PairState, asked: &proto::Pair) -> Pair {
-        let lanes = asked.lanes;
-        Pair {
-            number: asked.pair,
-            state,
-            nonce: asked.nonce,
-            lanes,
-            class: asked.class,
-            pair: None,
-            connecting: false,
-            engine: None,
-            seat: None,
-            context: core::ptr::null_mut(),
-            receives: None,
-            peer_ready: false,
-            deadline: sys::now_ns() + CONNECT_NS,
-            progress: Progress::default(),
-            quiet: Quiet::default(),
-            ready_since: 0,
-            places: Places::new(lanes),
-            was_used: false,
-            idle_since: sys::now_ns(),
-            rings: Vec::new(),
-        }
-    }
-
-    /// No slot of the link's that is in use names it.
-    pub(super) fn is_empty(&self) -> bool {
-        self.places.taken() == 0
-    }
-
-    /// It can take another connection.
-    pub(super) fn has_room(&self) -> bool {
-        self.state == PairState::Ready && !self.places.is_full()
-    }
-
-    /// It had connections before.
-    pub(super) fn reused(&self) -> bool {
-        self.was_used
-    }
-
-    pub(super) fn take(&mut self, lane: u16, slot: usize) {
-        self.was_used = true;
-        self.places.take(lane, slot);
-    }
-
-    pub(super) fn give_back(&mut self, lane: u16) {
-        self.places.give_back(lane);
-    }
-
-    /// How many lanes have connections.
-    pub(super) fn connections(&self) -> usize {
-        self.places.taken()
-    }
-
-    pub(super) fn free_lane(&self) -> Option<u16> {
-        self.places.first_free()
-    }
-
-    pub(super) fn is_free(&self, lane: u16) -> bool {
-        self.places.is_free(lane)
-    }
-
-    /// The slot of that lane's connection.
-    pub(super) fn slot_of(&self, lane: u16) -> Option<usize> {
-        self.places.slot_of(lane)
-    }
-
-    /// The slots of its connections.
-    pub(super) fn slots(&self) -> impl Iterator<Item = usize> {
-        self.places.slots()
-    }
-
-    /// The link has broken: what the peer said before does not count.
-    pub(super) fn forget_peer(&mut self) {
-        self.peer_ready = false;
-    }
-
-    /// It could serve, and serves nobody.
-    pub(super) fn is_spare(&self) -> bool {
-        self.state == PairState::Ready && self.is_empty()
-    }
-
-    /// From when on it counts as one that is kept.
-    pub(super) fn counts_at(&self) -> u64 {
-        self.idle_since.saturating_add(FRESH_NS)
-    }
-
-    pub(super) fn age(&self, l: &Link) -> Age {
-        (self.idle_since, l.serial, self.number)
-    }
-
-    pub(super) fn peer_has_it(&self) -> bool {
-        self.peer_ready
-    }
-
-    pub(super) fn context(&self) -> *const PairContext {
-        self.context
-    }
-
-    /// A thread is at it.
-    pub(super) fn is_connecting(&self) -> bool {
-        self.connecting
-    }
-
-    pub(super) fn is_coming(&self) -> bool {
-        !matches!(self.state, PairState::Ready | PairState::Ending | PairState::Lost)
-    }
 }
 
 /// A pair that a thread has connected, or not.
@@ -277,14 +88,6 @@ fn read_private(data: &[u8]) -> Option<(u32, [u8; 16], [u8; 16])> {
 }
 
 impl Link {
-    pub(super) fn pair(&self, number: u32) -> Option<&Pair> {
-        self.pairs.of(number)
-    }
-
-    pub(super) fn pair_mut(&mut self, number: u32) -> Option<&mut Pair> {
-        self.pairs.of_mut(number)
-    }
-
     /// The traffic class of the first connection that waits, and for which no place is on its way.
     fn class_without_pair(&self) -> Option<u8> {
         // (Their lower two bits are the network's.)

@@ -2,7 +2,7 @@
 //! ways that lead to the peer, and what the connection's socket says ([`crate::policy`]).
 
 use super::Remote;
-use super::links::Link;
+use super::link::{Link, Packets};
 use crate::policy::{self, Asked};
 use crate::socket::Socket;
 use crate::tuple_table::Key;
@@ -13,15 +13,6 @@ use netacc_control::stats::Reason;
 
 /// While connections are on RDMA their link's packets are looked at so often.
 pub(super) const LOOK_NS: u64 = 1_000_000_000;
-
-/// What a link's own packets tell.
-#[derive(Clone, Copy, Default)]
-pub(super) struct Packets {
-    /// How long they may be: that was looked into. 0: not yet.
-    mtu: u32,
-    /// At the last look they were of another length than the route's.
-    differed: bool,
-}
 
 #[cfg(test)]
 std::thread_local! {

@@ -12,7 +12,7 @@
 //! proofs at once.
 
 use super::Remote;
-use super::links::{Fault, Link};
+use super::link::{Fault, Link, Trust};
 use crate::log::{debug_log, warn_of_peer};
 use crate::syn::{Said, Syn};
 use crate::tuple_table::Key;
@@ -20,19 +20,6 @@ use crate::{stats, sys};
 use netacc_control::stats::{Counter, Reason};
 use netacc_proto::agreement::Event;
 use netacc_proto::rendezvous::{self as proto, Message, Proof, Role};
-
-/// What an end of a link has said or heard of who accepts.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Trust {
-    /// Nothing, or nothing more is due.
-    None,
-    /// Acceptor: it has committed itself.
-    Committed { token: u64, nonce: [u8; 16], stamp: u32 },
-    /// Connector: the acceptor has, and was told what is known here.
-    Heard { token: u64, digest: [u8; 16], proof: Proof },
-    /// Connector: it is a process that accepts there.
-    Proven,
-}
 
 impl Link {
     pub(super) fn is_proven(&self) -> bool {

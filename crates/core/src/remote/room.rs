@@ -2,7 +2,7 @@
 //! ([`super::shares`] counts).
 
 use super::Remote;
-use super::links::{Fault, Link, Phase};
+use super::link::{Fault, Link, Phase};
 use super::shares::{PART, Source};
 use netacc_proto::rendezvous::Role;
 

@@ -14,8 +14,8 @@
 //! fails as TCP's would, with ETIMEDOUT.
 
 use super::Remote;
-use super::links::{Fault, Link};
-use super::pairs::PairState;
+use super::link::{Fault, Link};
+use super::pair::PairState;
 use super::probes::{Probes, Quiet};
 use crate::channel::{Channel, announce};
 use crate::log::debug_log;

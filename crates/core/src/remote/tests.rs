@@ -35,7 +35,8 @@ mod rings;
 mod squatter;
 
 use super::net::Net;
-use super::pairs::{CONNECTED, Job, PairState};
+use super::pair::PairState;
+use super::pairs::{CONNECTED, Job};
 use super::*;
 use crate::path::PathList;
 use crate::queues::QUEUES;
@@ -254,7 +255,7 @@ impl Rig {
         for ask in asks {
             let at = |ip: IpAddr| self.hosts.iter().position(|h| h.address == ip);
             let has = |c: &Channel| {
-                let on = |l: &links::Link| l.channel.is_some_and(|x| core::ptr::eq(x, c));
+                let on = |l: &link::Link| l.channel.is_some_and(|x| core::ptr::eq(x, c));
                 self.hosts.iter().position(|h| {
                     h.remote.as_ref().is_some_and(|r| r.links.iter().flatten().any(|l| on(l)))
                 })
@@ -365,18 +366,18 @@ impl Rig {
     /// answers there, or bytes.
     fn is_under_way(&self) -> bool {
         let remotes = self.hosts.iter().filter_map(|h| h.remote.as_ref());
-        let links: Vec<&links::Link> =
+        let links: Vec<&link::Link> =
             remotes.flat_map(|r| r.links.iter().flatten()).map(|l| &**l).collect();
-        let is_asked = |l: &&links::Link| {
+        let is_asked = |l: &&link::Link| {
             let to = SocketAddr::new(l.peer, destinations::link_port(l.port, l.k));
-            l.phase == links::Phase::Connecting && !SILENT.with_borrow(|s| s.contains(&to))
+            l.phase == link::Phase::Connecting && !SILENT.with_borrow(|s| s.contains(&to))
         };
         if links.iter().any(is_asked) {
             return true;
         }
         let ends: Vec<(SocketAddr, SocketAddr, (u64, u64))> = links
             .iter()
-            .filter(|l| l.fd >= 0 && l.phase != links::Phase::Connecting)
+            .filter(|l| l.fd >= 0 && l.phase != link::Phase::Connecting)
             .filter_map(|l| {
                 let moved = crate::carrier::moved(l.fd, l.role == Role::Connector)?;
                 let names = crate::carrier::tuple_of(l.fd)?;
@@ -686,7 +687,7 @@ fn tcp(at: SocketAddr) -> c_int {
 fn tcp_if_free(at: SocketAddr) -> Option<c_int> {
     let fd = sys::socket(libc::AF_INET, libc::SOCK_STREAM | libc::SOCK_CLOEXEC, 0) as c_int;
     assert!(fd >= 0);
-    if links::bind(fd, at) >= 0 {
+    if link::bind(fd, at) >= 0 {
         return Some(fd);
     }
     let _ = sys::close(fd);

@@ -3,7 +3,7 @@
 
 use super::Remote;
 use super::leave::RESEND_MAX_NS;
-use super::links;
+use super::link::Fault;
 use crate::channel::{announce, producer_quiet, quiet};
 use crate::sys;
 use crate::wire::parting;
@@ -95,7 +95,7 @@ impl Remote {
     }
 
     /// The peer's words of a slot.
-    pub(super) fn on_words(&mut self, i: usize, w: Words) -> Result<(), links::Fault> {
+    pub(super) fn on_words(&mut self, i: usize, w: Words) -> Result<(), Fault> {
         let slot = usize::from(w.slot);
         let Some(l) = self.link_mut(i) else { return Ok(()) };
         let Some((channel, wire)) = l.channel.zip(l.wire()) else { return Ok(()) };

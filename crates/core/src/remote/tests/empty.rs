@@ -1,6 +1,6 @@
 //! Pairs without connections: how many are kept, for how long, and which.
 
-use super::pairs::Kept;
+use super::pair_ends::Kept;
 use super::*;
 
 const ALL: Kept = Kept { expire_ms: None, all: usize::MAX, of_peer: usize::MAX };
@@ -19,14 +19,14 @@ impl Rig {
     fn pair_of(&mut self, i: usize) -> Which {
         let socket = self.conns[i][C].socket;
         let links = self.remote(0).links.iter().flatten();
-        let on = |c: &&links::Conn| c.socket.is_some_and(|s| core::ptr::eq(s, socket));
+        let on = |c: &&link::Conn| c.socket.is_some_and(|s| core::ptr::eq(s, socket));
         links.filter_map(|l| l.conns.iter().find(on).map(|c| (l.peer, c.pair))).next().unwrap()
     }
 
     /// The pairs that host 0 keeps without connections.
     fn empty(&mut self) -> Vec<Which> {
         let links = self.remote(0).links.iter().flatten();
-        let empty = |p: &&pairs::Pair| p.is_spare();
+        let empty = |p: &&pair::Pair| p.is_spare();
         links.flat_map(|l| l.pairs.iter().filter(empty).map(|p| (l.peer, p.number))).collect()
     }
 

@@ -3,7 +3,7 @@
 
 use super::*;
 use crate::channel::announce;
-use crate::remote::links::Phase;
+use crate::remote::link::Phase;
 use crate::syn::Said;
 use netacc_control::stats::Counter;
 use netacc_proto::rendezvous::{

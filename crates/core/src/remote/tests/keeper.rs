@@ -34,7 +34,7 @@ impl Rig {
         let remote = self.remote(h);
         fd_table::close_internal(core::mem::replace(&mut remote.epoll, epoll));
         for (i, l) in remote.links.iter().enumerate().filter_map(|(i, l)| Some((i, l.as_ref()?))) {
-            let data = links::event(l.serial, i);
+            let data = link::event(l.serial, i);
             assert!(l.fd < 0 || watch(epoll, l.fd, libc::EPOLLIN as u32, data));
         }
         remote.become_keeper();

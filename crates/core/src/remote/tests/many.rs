@@ -2,7 +2,7 @@
 
 use super::hostile::{Stranger, hello};
 use super::*;
-use crate::remote::links::Phase;
+use crate::remote::link::Phase;
 use crate::remote::shares::{PART, Source};
 use netacc_control::config::Config;
 use netacc_control::stats::Counter;
@@ -289,10 +289,10 @@ fn closing_takes(pairs: u32, in_order: bool) -> u64 {
     let first = link.conns.len();
     for n in 0..pairs {
         let asked = proto::Pair { pair: 1000 + n, nonce: [0; 16], port: 0, lanes: 1, class: 0 };
-        let mut pair = pairs::Pair::new(PairState::Ready, &asked);
+        let mut pair = pair::Pair::new(PairState::Ready, &asked);
         pair.take(0, first + n as usize);
         link.pairs.push(pair);
-        let mut conn = links::Conn { pair: 1000 + n, ..links::Conn::FREE };
+        let mut conn = link::Conn { pair: 1000 + n, ..link::Conn::FREE };
         let taken = SlotEvent::TakeUp;
         conn.slot.step(taken, u64::from(n), Peers::TwoHosts, Role::Connector).unwrap();
         link.conns.push(conn);

@@ -3,7 +3,7 @@
 
 use super::*;
 use crate::remote::destinations::{TRIED, link_port};
-use crate::remote::links::Phase;
+use crate::remote::link::Phase;
 
 const MS: u64 = 1_000_000;
 /// For what the machine itself needs.

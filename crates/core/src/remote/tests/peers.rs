@@ -62,7 +62,7 @@ impl Rig {
             SILENT.with_borrow_mut(|s| s.push(to));
             let (raw, len) = crate::carrier::sockaddr(to);
             for _ in 0..3 {
-                let caller = links::tcp_socket(to.ip());
+                let caller = link::tcp_socket(to.ip());
                 let _ = sys::connect(caller, &raw[..len]);
                 self.callers.push(caller);
             }
@@ -254,9 +254,9 @@ fn a_link_that_breaks_again_while_it_is_resumed_is_broken() {
     rig.settle();
     let remote = rig.remote(1);
     let at = remote.links.iter().position(|l| l.is_some()).unwrap();
-    assert_eq!(remote.link(at).map(|l| l.phase), Some(links::Phase::Broken));
+    assert_eq!(remote.link(at).map(|l| l.phase), Some(link::Phase::Broken));
     remote.resume(at);
-    assert_eq!(remote.link(at).map(|l| l.phase), Some(links::Phase::Broken));
+    assert_eq!(remote.link(at).map(|l| l.phase), Some(link::Phase::Broken));
     rig.hosts[0].stopped = false;
     rig.exchange(i, 10_000);
     rig.finish();

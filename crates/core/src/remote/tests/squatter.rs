@@ -3,7 +3,7 @@
 use super::hostile::{Stranger, hello};
 use super::*;
 use crate::remote::destinations::link_port;
-use crate::remote::links::Phase;
+use crate::remote::link::Phase;
 use crate::syn::Said;
 use netacc_control::stats::Counter;
 use netacc_proto::rendezvous::{Candidate, HostHello, Message, Proof, Role, commitment};
@@ -185,7 +185,7 @@ fn a_squatter_that_answers_first_does_not_win() {
             assert!(squatter.link.hear().is_err(), "it goes on with who lied");
             assert!(failures() > before);
         }
-        let proven = |l: &links::Link| l.phase == Phase::Up && l.is_proven();
+        let proven = |l: &link::Link| l.phase == Phase::Up && l.is_proven();
         assert!(!rig.remote(0).links.iter().flatten().any(|l| proven(l)));
         squatter.loses(rig, i);
     }
@@ -211,7 +211,7 @@ fn who_relays_a_commitment_shows_nothing() {
         };
         squatter.link.say(Message::Open { token, nonce, stamp });
         rig.settle();
-        let proven = |l: &links::Link| l.phase == Phase::Up && l.is_proven();
+        let proven = |l: &link::Link| l.phase == Phase::Up && l.is_proven();
         let believed = rig.remote(0).links.iter().flatten().any(|l| proven(l));
         assert_eq!((believed, failures() > before), (!relays, relays));
         if relays {
