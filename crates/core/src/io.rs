@@ -41,6 +41,7 @@ mod end_in_reset;
 mod ends;
 mod file;
 mod held_back;
+mod kept;
 mod last_close;
 mod leave;
 mod linger;
@@ -75,6 +76,10 @@ pub(crate) use end_in_reset::{hear_left, never_linger};
 pub(crate) use ends::carrier_is_drained;
 pub(crate) use file::{sendfile, splice};
 pub(crate) use held_back::{send_held, send_held_in_time};
+pub(crate) use kept::{
+    end_listener, find_taken, give_up_listener, hear_taken, is_taken, on_ring, serves,
+    share_listener, sweep_in_time, waits_elsewhere,
+};
 pub(crate) use leave::between_hosts::wake_leavers;
 pub(crate) use leave::outside::{Came, Went, enter_kernel, leave_kernel};
 pub(crate) use leave::serve::{
@@ -88,10 +93,7 @@ pub(crate) use message::{before_passing, for_each_passed, recvmmsg, recvmsg, sen
 pub(crate) use need_kernel::{lose_sight, need_kernel};
 pub(crate) use off::{forget as forget_off, take_all_back};
 pub(crate) use outlive::begin_exit;
-pub(crate) use park::{
-    Fresh, connect, end_listener, find_taken, give_out, give_up_listener, hear_taken, is_taken,
-    on_ring, serves, share_listener, sweep_in_time, waits_elsewhere,
-};
+pub(crate) use park::{Fresh, connect, give_out};
 pub(crate) use probe::{begin_probe, end_probe, probed_by, set_probed};
 pub(crate) use promote::{may_send_on_carrier, on_more_room, on_nodelay};
 pub(crate) use receive::unread;

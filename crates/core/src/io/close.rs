@@ -13,7 +13,7 @@
 use super::held_back::send_held;
 use super::last_close::{before_close, let_go};
 use super::leave::close_spare;
-use super::park;
+use super::{kept, park};
 use crate::candidates::{look_up, make_plain};
 use crate::fd_table::Entry;
 use crate::outcome::{PASS, Ret};
@@ -110,7 +110,7 @@ pub(crate) fn close_of(fd: c_int) -> Ret {
 pub(crate) fn shutdown_of(fd: c_int, how: c_int) -> Ret {
     let Some((s, g)) = fd_table::socket(fd) else {
         if let Some(l) = fast::listener(fd).filter(|_| how != libc::SHUT_WR) {
-            park::end_listener(l);
+            kept::end_listener(l);
         }
         return PASS;
     };

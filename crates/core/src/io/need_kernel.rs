@@ -1,7 +1,7 @@
 //! A descriptor is used in a way that only the kernel can serve.
 
+use super::kept::give_up_listener;
 use super::leave::to_kernel;
-use super::park;
 use crate::fd_table::Entry;
 use crate::sets::sets;
 use crate::socket::flag;
@@ -15,7 +15,7 @@ pub(crate) fn need_kernel(fd: c_int, why: Reason) {
     let (s, g) = match fd_table::get(fd) {
         Entry::Socket(s, g) => (s, g),
         Entry::Fresh(_) | Entry::Listener(_) => {
-            fast::listener(fd).into_iter().for_each(park::give_up_listener);
+            fast::listener(fd).into_iter().for_each(give_up_listener);
             fast::give_away(fd);
             return fd_table::refuse(fd, why);
         }

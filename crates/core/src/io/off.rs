@@ -1,8 +1,8 @@
 //! The off-switch: acceleration is turned off while the program runs (`docs/design/cfg.md`).
 
 use super::blocking::Blocking;
+use super::kept::retire_all;
 use super::leave::{PULL_BACK_NS, Patience, to_kernel_within};
-use super::park::retire_all;
 use crate::fd_table::{self, Entry};
 use crate::socket::{Socket, State};
 use crate::{config, sys, thread};

@@ -4,7 +4,7 @@
 use super::super::EAGAIN;
 use super::super::blocking::Blocking;
 use super::super::ends::{TxHeld, hold_tx, load_ack};
-use super::super::park::end_kept;
+use super::super::kept::end_kept;
 use super::super::reset::{is_reset, lies_unread};
 use super::super::send_again::send_again;
 use super::halves::{carry_out, look_at_tx};

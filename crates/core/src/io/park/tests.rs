@@ -3,6 +3,10 @@
 extern crate std;
 use super::*;
 use crate::api;
+use crate::io::kept::{
+    end_kept, end_listener, find_taken, give_up_listener, is_taken, retire_all, share_listener,
+    sweep_in_time, waits_elsewhere,
+};
 use crate::io::leave::close_spare;
 use crate::path::tests::{A, C, End, promoted_within_the_host, talk};
 use crate::socket::NONE;
