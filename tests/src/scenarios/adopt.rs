@@ -1,10 +1,10 @@
 //! Connections that go on in a process that did not make them.
 
-use crate::ctx::{Ctx, blocked, own_program, read_to_end, recv_exact, send_all};
+use crate::ctx::{Child, Ctx, blocked, own_program, read_to_end, recv_exact, send_all};
 use crate::raw;
 use crate::ring::{self, Entry, Ring};
 use crate::scenario::{Scenario, pair};
-use crate::sys::{self, E, Fd};
+use crate::sys::{self, Addr, E, Fd};
 use libc::{POLLIN, c_int};
 
 mod exec;
@@ -22,7 +22,10 @@ fn accept_one(t: &Ctx) -> Fd {
 
 /// Connects, and uses nothing yet.
 fn connect_one(t: &Ctx) -> Fd {
-    let addr = t.hear_addr();
+    connect_to(t.hear_addr())
+}
+
+fn connect_to(addr: Addr) -> Fd {
     let fd = sys::socket(addr.family(), libc::SOCK_STREAM, 0).expect("socket");
     sys::connect(fd, addr).expect("connect");
     fd
@@ -41,8 +44,7 @@ fn use_all(t: &Ctx, fd: Fd) {
     t.warm_client(fd);
     t.pour(fd, 11, 700_000);
     t.drain(fd, 12, 700_000);
-    t.log("shutdown", sys::shutdown(fd, libc::SHUT_WR));
-    t.log("end", sys::recv(fd, &mut [0; 1], 0));
+    shuts_down(t, fd);
 }
 
 fn client_of_all(t: &Ctx) {
@@ -136,7 +138,7 @@ fn await_turn(from: Fd) {
 }
 
 /// A worker, made before there is a connection: receives one, and serves it.
-fn worker(t: &Ctx, body: fn(&Ctx, Fd) -> String) -> (Fd, crate::ctx::Child) {
+fn worker(t: &Ctx, body: impl FnOnce(&Ctx, Fd) -> String) -> (Fd, Child) {
     let [to, from] = sys::socketpair(libc::SOCK_STREAM).expect("socketpair");
     let child = t.child(|t| {
         let _ = sys::close(to);
@@ -156,6 +158,14 @@ fn pass(t: &Ctx, to: Fd, fd: Fd) {
     t.log("pass", sys::send_fds(to, b"fd", &[fd]));
 }
 
+/// Accepts a connection, passes it to the worker that was made for it, and closes it.
+fn hand_over(t: &Ctx, (to, worker): (Fd, Child)) {
+    let fd = accept_one(t);
+    pass(t, to, fd);
+    t.log("close", sys::close(fd));
+    t.log("worker", worker.join());
+}
+
 fn echo(fd: Fd, n: usize) {
     for _ in 0..n {
         let ask = recv_exact(fd, 4);
@@ -166,8 +176,7 @@ fn echo(fd: Fd, n: usize) {
 fn client_of_echoes(t: &Ctx, n: u32) {
     let fd = connect_one(t);
     ask(fd, n);
-    t.log("shutdown", sys::shutdown(fd, libc::SHUT_WR));
-    t.log("end", sys::recv(fd, &mut [0; 1], 0));
+    shuts_down(t, fd);
 }
 
 /// Passes a connection that has been used, with bytes unread, by `send`; a worker goes on with it.
@@ -191,8 +200,7 @@ fn client_of_unread(t: &Ctx) {
     t.wait("passed");
     t.log("answers", recv_exact(fd, 12));
     ask(fd, 20);
-    t.log("shutdown", sys::shutdown(fd, libc::SHUT_WR));
-    t.log("end", sys::recv(fd, &mut [0; 1], 0));
+    shuts_down(t, fd);
 }
 
 /// This program becomes another, which has the connection under the same number.

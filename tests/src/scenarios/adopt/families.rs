@@ -22,13 +22,7 @@ pub(super) fn list() -> Vec<Scenario> {
             },
             |t| {
                 let addr = t.hear_addr();
-                let fds: Vec<Fd> = (0..3)
-                    .map(|_| {
-                        let fd = sys::socket(addr.family(), libc::SOCK_STREAM, 0).expect("socket");
-                        sys::connect(fd, addr).expect("connect");
-                        fd
-                    })
-                    .collect();
+                let fds: Vec<Fd> = (0..3).map(|_| connect_to(addr)).collect();
                 for fd in fds {
                     use_all(t, fd);
                 }
@@ -85,10 +79,7 @@ pub(super) fn list() -> Vec<Scenario> {
                 let fd = accept_one(t);
                 let (go, wait) = turn();
                 let child = t.child(|t| {
-                    for _ in 0..30 {
-                        let ask = recv_exact(fd, 4);
-                        send_all(fd, &ask);
-                    }
+                    echo(fd, 30);
                     await_turn(wait);
                     serve_all(t, fd)
                 });
@@ -132,10 +123,7 @@ pub(super) fn list() -> Vec<Scenario> {
                 let fd = accept_one(t);
                 let (go, wait) = turn();
                 let child = t.child(|_| {
-                    for _ in 0..30 {
-                        let ask = recv_exact(fd, 4);
-                        send_all(fd, &ask);
-                    }
+                    echo(fd, 30);
                     await_turn(wait);
                     echo_to_end(fd)
                 });
@@ -182,10 +170,7 @@ pub(super) fn list() -> Vec<Scenario> {
                     format!("{:?}", sys::close(fd))
                 });
                 let child = t.child(|t| {
-                    for _ in 0..30 {
-                        let ask = recv_exact(fd, 4);
-                        send_all(fd, &ask);
-                    }
+                    echo(fd, 30);
                     serve_all(t, fd)
                 });
                 t.log("close", sys::close(fd));
@@ -214,10 +199,7 @@ pub(super) fn list() -> Vec<Scenario> {
                     move |_: &Ctx| {
                         for _ in 0..50 {
                             await_turn(waits);
-                            for _ in 0..10 {
-                                let ask = recv_exact(fd, 4);
-                                send_all(fd, &ask);
-                            }
+                            echo(fd, 10);
                             give(next);
                         }
                         "done".into()
@@ -249,10 +231,7 @@ pub(super) fn list() -> Vec<Scenario> {
                     echo_to_end(fd)
                 });
                 let child = t.child(|_| {
-                    for _ in 0..20_000 {
-                        let ask = recv_exact(fd, 4);
-                        send_all(fd, &ask);
-                    }
+                    echo(fd, 20_000);
                     "served".into()
                 });
                 t.log("close", sys::close(fd));
@@ -346,10 +325,7 @@ pub(super) fn list() -> Vec<Scenario> {
                 let parent = t.child(|t| {
                     let fd = sys::accept(listener).expect("accept");
                     let _child = t.child(|_| {
-                        for _ in 0..20 {
-                            let ask = recv_exact(fd, 4);
-                            send_all(fd, &ask);
-                        }
+                        echo(fd, 20);
                         await_turn(wait);
                         let said = echo_to_end(fd);
                         assert!(sys::write(done, said.as_bytes()).is_ok());

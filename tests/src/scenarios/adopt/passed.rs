@@ -8,13 +8,10 @@ pub(super) fn list() -> Vec<Scenario> {
             "adopt/passed-and-exec",
             "a worker that has received a connection becomes another program, which serves it",
             |t| {
-                let (to, worker) = worker(t, |t, fd| {
+                let serves_all = |t: &Ctx, fd: Fd| {
                     format!("{:?}", become_helper("serve-all", &[&fd.to_string(), warms_up(t)]))
-                });
-                let fd = accept_one(t);
-                pass(t, to, fd);
-                t.log("close", sys::close(fd));
-                t.log("worker", worker.join());
+                };
+                hand_over(t, worker(t, serves_all));
             },
             client_of_all,
         ),
@@ -82,13 +79,7 @@ pub(super) fn list() -> Vec<Scenario> {
         pair(
             "adopt/passed",
             "a server passes each connection to a worker and closes it (a cluster); the worker serves it",
-            |t| {
-                let (to, worker) = worker(t, serve_all);
-                let fd = accept_one(t);
-                pass(t, to, fd);
-                t.log("close", sys::close(fd));
-                t.log("worker", worker.join());
-            },
+            |t| hand_over(t, worker(t, serve_all)),
             client_of_all,
         ),
         pair(
@@ -155,17 +146,14 @@ pub(super) fn list() -> Vec<Scenario> {
                 let (to_a, a_waits) = turn();
                 let (to_b, b_waits) = turn();
                 let body = |waits: Fd, next: Fd| {
-                    let [to, from] = sys::socketpair(libc::SOCK_STREAM).expect("socketpair");
-                    let child = t.child(|_| {
-                        let fd = take(from);
+                    worker(t, move |_, fd| {
                         for _ in 0..50 {
                             await_turn(waits);
                             echo(fd, 10);
                             give(next);
                         }
                         "done".into()
-                    });
-                    (to, child)
+                    })
                 };
                 let (a, b) = (body(a_waits, to_b), body(b_waits, to_a));
                 let fd = accept_one(t);
@@ -211,9 +199,7 @@ pub(super) fn list() -> Vec<Scenario> {
             "a worker passes the connection on to another and closes it",
             |t| {
                 let (last, second) = worker(t, |_, fd| echo_to_end(fd));
-                let [to, from] = sys::socketpair(libc::SOCK_STREAM).expect("socketpair");
-                let first = t.child(|_| {
-                    let fd = take(from);
+                let (to, first) = worker(t, |_, fd| {
                     echo(fd, 300);
                     format!("{:?} {:?}", sys::send_fds(last, b"fd", &[fd]), sys::close(fd))
                 });
@@ -348,11 +334,9 @@ pub(super) fn list() -> Vec<Scenario> {
             "adopt/passed-and-kept-under-another-name",
             "the sender has a duplicate of what it passed, closes one of the two, and uses the other while the worker lives",
             |t| {
-                let [to, from] = sys::socketpair(libc::SOCK_STREAM).expect("socketpair");
                 let (go, wait) = turn();
                 let (back, until) = turn();
-                let worker = t.child(|_| {
-                    let fd = take(from);
+                let (to, worker) = worker(t, |_, fd| {
                     echo(fd, 1500);
                     give(go);
                     await_turn(until);
@@ -376,8 +360,7 @@ pub(super) fn list() -> Vec<Scenario> {
             "adopt/passed-and-closed-under-both-names",
             "the sender has a duplicate of what it passed, closes the one before the worker uses it and the other one then: the worker is accelerated",
             |t| {
-                let [to, from] = sys::socketpair(libc::SOCK_STREAM).expect("socketpair");
-                let worker = t.child(|t| serve_all(t, take(from)));
+                let (to, worker) = worker(t, serve_all);
                 let fd = accept_one(t);
                 pass(t, to, fd);
                 let other = sys::dup(fd).expect("dup");
@@ -392,9 +375,7 @@ pub(super) fn list() -> Vec<Scenario> {
             "a thread of the sender's waits in recv while another passes the connection and closes it",
             |t| {
                 let (go, wait) = turn();
-                let [to, from] = sys::socketpair(libc::SOCK_STREAM).expect("socketpair");
-                let worker = t.child(|_| {
-                    let fd = take(from);
+                let (to, worker) = worker(t, |_, fd| {
                     await_turn(wait);
                     echo(fd, 1000);
                     "served".into()
@@ -422,8 +403,7 @@ pub(super) fn list() -> Vec<Scenario> {
             "adopt/passed-and-killed",
             "the sender is killed when it has passed the connection; the worker serves on",
             |t| {
-                let [to, from] = sys::socketpair(libc::SOCK_STREAM).expect("socketpair");
-                let worker = t.child(|t| serve_all(t, take(from)));
+                let (to, worker) = worker(t, serve_all);
                 let listener = t.listener();
                 t.publish(listener);
                 let (done, waits) = turn();
