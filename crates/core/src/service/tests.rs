@@ -168,6 +168,25 @@ impl Net {
     }
 }
 
+/// An acceptor, a connector, and the port at which the former has accepted.
+fn both() -> (&'static Service, &'static Service, Net) {
+    let (a, c, net) = (service(), service(), Net::new());
+    a.accepting(net.port());
+    (a, c, net)
+}
+
+/// A new connection, which both have had the time to agree on.
+fn agree(
+    a: &'static Service,
+    c: &'static Service,
+    net: &Net,
+) -> (&'static Socket, &'static Socket, (TcpStream, TcpStream)) {
+    let (cs, as_, tcp) = net.connect();
+    assert!(c.connect(cs) && a.noted(as_));
+    settle(&[a, c]);
+    (cs, as_, tcp)
+}
+
 fn bytes_at(at: *mut u8, value: u8) {
     // SAFETY: a ring of an offer, mapped by this process.
     unsafe { at.write_volatile(value) }

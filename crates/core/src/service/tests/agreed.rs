@@ -4,8 +4,7 @@ use super::*;
 
 #[test]
 fn a_connection_is_agreed_on() {
-    let (a, c, net) = (service(), service(), Net::new());
-    assert!(a.accepting(net.port()));
+    let (a, c, net) = both();
     let (cs, as_, _tcp) = net.connect();
     assert!(c.connect(cs));
     assert!(a.noted(as_));
@@ -30,8 +29,7 @@ fn a_connection_is_agreed_on() {
 
 #[test]
 fn the_order_of_candidate_and_accept_does_not_matter() {
-    let (a, c, net) = (service(), service(), Net::new());
-    a.accepting(net.port());
+    let (a, c, net) = both();
     for candidate_first in [true, false] {
         let (cs, as_, _tcp) = net.connect();
         if candidate_first {
@@ -186,8 +184,7 @@ fn one_link_serves_all_ports_of_a_process() {
 
 #[test]
 fn a_name_that_comes_back_leads_to_the_link_that_is_there() {
-    let (a, c, net) = (service(), service(), Net::new());
-    assert!(a.accepting(net.port()));
+    let (a, c, net) = both();
     let (cs, as_, _tcp) = net.connect();
     assert!(c.connect(cs) && a.noted(as_));
     wait_until(&[a, c], || cs.offered.is_made() && as_.offered.is_made());
@@ -248,8 +245,7 @@ fn who_is_noted_before_its_acceptor_advertises_is_looked_for() {
 
 #[test]
 fn a_verdict_is_not_for_life() {
-    let (a, c, net) = (service(), service(), Net::new());
-    a.accepting(net.port());
+    let (a, c, net) = both();
     let (cs, as_, _tcp) = net.connect();
     assert!(c.connect(cs));
     for _ in 0..10 {
@@ -271,8 +267,7 @@ fn a_verdict_is_not_for_life() {
 
 #[test]
 fn a_short_connection_costs_no_message() {
-    let (a, c, net) = (service(), service(), Net::new());
-    a.accepting(net.port());
+    let (a, c, net) = both();
     for lasts in [false, true] {
         let (cs, as_, _tcp) = net.connect();
         cs.raise(flag::CONNECTOR);
@@ -292,8 +287,7 @@ fn a_short_connection_costs_no_message() {
 
 #[test]
 fn a_closed_candidate_is_withdrawn() {
-    let (a, c, net) = (service(), service(), Net::new());
-    a.accepting(net.port());
+    let (a, c, net) = both();
     let (cs, as_, _tcp) = net.connect();
     c.connect(cs);
     settle(&[a, c]);
@@ -306,8 +300,7 @@ fn a_closed_candidate_is_withdrawn() {
 
 #[test]
 fn an_offer_that_crosses_a_close_is_refused_and_its_slot_reused() {
-    let (a, c, net) = (service(), service(), Net::new());
-    a.accepting(net.port());
+    let (a, c, net) = both();
     let (cs, as_, _tcp) = net.connect();
     c.connect(cs);
     a.noted(as_);
@@ -316,18 +309,14 @@ fn an_offer_that_crosses_a_close_is_refused_and_its_slot_reused() {
     c.closing(cs);
     settle(&[a, c]);
     assert_eq!((cs.offered.word(), as_.offered.word()), (0, 0));
-    let (cs, as_, _tcp) = net.connect();
-    c.connect(cs);
-    a.noted(as_);
-    settle(&[a, c]);
+    let (cs, as_, _tcp) = agree(a, c, &net);
     assert_eq!(offer_of(as_).slot, 0);
     offer_of(cs);
 }
 
 #[test]
 fn an_acceptor_that_closes_while_the_offer_travels_gives_its_end_back() {
-    let (a, c, net) = (service(), service(), Net::new());
-    a.accepting(net.port());
+    let (a, c, net) = both();
     let (cs, as_, _tcp) = net.connect();
     c.connect(cs);
     a.noted(as_);
@@ -341,24 +330,17 @@ fn an_acceptor_that_closes_while_the_offer_travels_gives_its_end_back() {
     assert_ne!(cc.words(o.slot as usize, 1).quiet[quiet::REQUEST].load(Relaxed) & quiet::CLOSED, 0);
     attach(cs);
     leave(c, cs);
-    let (cs2, as2, _tcp2) = net.connect();
-    c.connect(cs2);
-    a.noted(as2);
-    settle(&[a, c]);
+    let (cs2, as2, _tcp2) = agree(a, c, &net);
     assert_eq!(offer_of(cs2).slot, o.slot, "reused");
     assert_eq!(channel_of(as2).users.load(Relaxed), 1);
 }
 
 #[test]
 fn a_slot_is_reused_only_after_both_ends_left_and_starts_from_zero() {
-    let (a, c, net) = (service(), service(), Net::new());
-    a.accepting(net.port());
+    let (a, c, net) = both();
     let mut held = Vec::new();
     let mut agreed = || {
-        let (cs, as_, tcp) = net.connect();
-        c.connect(cs);
-        a.noted(as_);
-        settle(&[a, c]);
+        let (cs, as_, tcp) = agree(a, c, &net);
         attach(cs);
         attach(as_);
         held.push(tcp);
@@ -397,15 +379,8 @@ fn a_slot_is_reused_only_after_both_ends_left_and_starts_from_zero() {
 fn a_thread_that_is_late_to_give_a_slot_back_does_not_take_it_from_the_next() {
     // Whose thread is late, and how far the next connection has come.
     for (late_acceptor, attached) in [(true, false), (true, true), (false, false)] {
-        let (a, c, net) = (service(), service(), Net::new());
-        a.accepting(net.port());
-        let agreed = || {
-            let (cs, as_, tcp) = net.connect();
-            c.connect(cs);
-            a.noted(as_);
-            settle(&[a, c]);
-            (cs, as_, tcp)
-        };
+        let (a, c, net) = both();
+        let agreed = || agree(a, c, &net);
         let (cs, as_, _tcp) = agreed();
         attach(cs);
         attach(as_);
@@ -445,8 +420,7 @@ fn a_thread_that_is_late_to_give_a_slot_back_does_not_take_it_from_the_next() {
 
 #[test]
 fn thousands_come_and_go_in_bounded_memory() {
-    let (a, c, net) = (service(), service(), Net::new());
-    a.accepting(net.port());
+    let (a, c, net) = both();
     let mut top = 0;
     for round in 0..40 {
         let all: Vec<_> = (0..50)
@@ -478,12 +452,8 @@ fn thousands_come_and_go_in_bounded_memory() {
 
 #[test]
 fn the_end_of_a_peer_frees_what_it_held() {
-    let (a, c, net) = (service(), service(), Net::new());
-    a.accepting(net.port());
-    let (cs, as_, _tcp) = net.connect();
-    c.connect(cs);
-    a.noted(as_);
-    settle(&[a, c]);
+    let (a, c, net) = both();
+    let (cs, as_, _tcp) = agree(a, c, &net);
     attach(as_);
     attach(cs);
     let ac = channel_of(as_);

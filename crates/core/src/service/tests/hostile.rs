@@ -397,8 +397,7 @@ fn a_proof_ends_with_its_connection_and_with_patience() {
 #[test]
 fn more_than_there_is_room_for_are_proven_in_turn() {
     for candidate_first in [true, false] {
-        let (a, c, net) = (service(), service(), Net::new());
-        a.accepting(net.port());
+        let (a, c, net) = both();
         let all: Vec<_> = (0..possession::PROOFS + 50).map(|_| net.connect()).collect();
         let (connects, accepts) = (
             || all.iter().for_each(|k| assert!(c.connect(k.0))),
@@ -437,11 +436,8 @@ fn who_is_told_no_options_goes_through_one_proof() {
     assert_eq!(asked(0), Some(Message::Unproven { token }));
     assert_eq!(asked(2), None);
     // That is enough for who holds the other end.
-    let (a, c, net) = (service(), service(), Net::new());
-    a.accepting(net.port());
-    let (cs, as_, _tcp) = net.connect();
-    assert!(c.connect(cs) && a.noted(as_));
-    settle(&[a, c]);
+    let (a, c, net) = both();
+    let (cs, as_, _tcp) = agree(a, c, &net);
     assert_eq!(offer_of(cs).slot, offer_of(as_).slot);
 }
 
@@ -479,8 +475,6 @@ fn one_peer_cannot_fill_the_table() {
     assert!(!r.is_ended());
     // An honest one still gets through.
     let c = service();
-    let (cs, as_, _tcp) = net.connect();
-    assert!(c.connect(cs) && a.noted(as_));
-    settle(&[a, c]);
+    let (cs, _, _tcp) = agree(a, c, &net);
     offer_of(cs);
 }

@@ -186,12 +186,8 @@ fn a_filter_without_preadv2_silences_no_doorbell() {
 
 #[test]
 fn doorbells_and_pull_backs_arrive() {
-    let (a, c, net) = (service(), service(), Net::new());
-    a.accepting(net.port());
-    let (cs, as_, _tcp) = net.connect();
-    c.connect(cs);
-    a.noted(as_);
-    settle(&[a, c]);
+    let (a, c, net) = both();
+    let (cs, as_, _tcp) = agree(a, c, &net);
     let (cc, ac) = (channel_of(cs), channel_of(as_));
     let (bell, heard) = doorbell();
     // Wanted before it is known: signalled when it comes.
@@ -219,8 +215,7 @@ fn doorbells_and_pull_backs_arrive() {
 
 #[test]
 fn a_silent_peer_does_not_stop_us() {
-    let (a, c, net) = (service(), service(), Net::new());
-    a.accepting(net.port());
+    let (a, c, net) = both();
     // The acceptor never reads: candidates pile up, nothing blocks, nothing is lost.
     let all: Vec<_> = (0..600).map(|_| net.connect()).collect();
     for (cs, _, _) in &all {
@@ -241,12 +236,9 @@ fn a_silent_peer_does_not_stop_us() {
 
 #[test]
 fn a_link_that_nobody_uses_goes_and_comes_back() {
-    let (a, c, net) = (service(), service(), Net::new());
-    a.accepting(net.port());
+    let (a, c, net) = both();
     let agreed = || {
-        let (cs, as_, tcp) = net.connect();
-        assert!(c.connect(cs) && a.noted(as_));
-        settle(&[a, c]);
+        let (cs, as_, tcp) = agree(a, c, &net);
         attach(cs);
         attach(as_);
         (cs, as_, tcp)

@@ -9,11 +9,8 @@ fn a_forked_child_agrees_on_nothing_over_an_inherited_connection() {
             .into_iter()
             .enumerate()
     {
-        let (a, c, net) = (service(), service(), Net::new());
-        a.accepting(net.port());
-        let (cs, as_, _tcp) = net.connect();
-        assert!(c.connect(cs) && a.noted(as_));
-        settle(&[a, c]);
+        let (a, c, net) = both();
+        let (cs, _, _tcp) = agree(a, c, &net);
         let control = channel_of(cs).control.load(Relaxed);
         assert!(in_child(|| control::send(control, &by_child, -1) == 0));
         settle(&[a]);
@@ -23,11 +20,8 @@ fn a_forked_child_agrees_on_nothing_over_an_inherited_connection() {
 
 #[test]
 fn a_forked_child_may_speak_for_the_sockets_it_inherited() {
-    let (a, c, net) = (service(), service(), Net::new());
-    a.accepting(net.port());
-    let (cs, as_, _tcp) = net.connect();
-    assert!(c.connect(cs) && a.noted(as_));
-    settle(&[a, c]);
+    let (a, c, net) = both();
+    let (cs, as_, _tcp) = agree(a, c, &net);
     let bell = sys::eventfd(0, libc::EFD_NONBLOCK | libc::EFD_CLOEXEC) as c_int;
     assert!(in_child(|| control::send_place(channel_of(cs), 9, bell)
         && control::send_pull_back(channel_of(cs), 0)));
@@ -42,11 +36,8 @@ fn who_has_given_up_a_privilege_cannot_use_it() {
     if sys::geteuid() != 0 {
         return;
     }
-    let (a, c, net) = (service(), service(), Net::new());
-    a.accepting(net.port());
-    let (cs, as_, _tcp) = net.connect();
-    assert!(c.connect(cs) && a.noted(as_));
-    settle(&[a, c]);
+    let (a, c, net) = both();
+    let (cs, as_, _tcp) = agree(a, c, &net);
     let bell = sys::eventfd(0, libc::EFD_NONBLOCK | libc::EFD_CLOEXEC) as c_int;
     assert!(in_child(|| {
         // SAFETY: setresuid(2) of the only thread.
@@ -61,11 +52,8 @@ fn who_has_given_up_a_privilege_cannot_use_it() {
 
 #[test]
 fn a_slot_in_use_stays_whatever_the_peer_writes_in_our_name() {
-    let (a, c, net) = (service(), service(), Net::new());
-    a.accepting(net.port());
-    let (cs, as_, _tcp) = net.connect();
-    assert!(c.connect(cs) && a.noted(as_));
-    settle(&[a, c]);
+    let (a, c, net) = both();
+    let (cs, as_, _tcp) = agree(a, c, &net);
     attach(cs);
     attach(as_);
     let (channel, slot) = (channel_of(as_), offer_of(as_).slot);
@@ -75,9 +63,7 @@ fn a_slot_in_use_stays_whatever_the_peer_writes_in_our_name() {
             .fetch_or(quiet::CLOSED, SeqCst);
     }
     // The next offer looks for slots that both ends have left.
-    let (cs2, as2, _tcp2) = net.connect();
-    assert!(c.connect(cs2) && a.noted(as2));
-    settle(&[a, c]);
+    let (_, as2, _tcp2) = agree(a, c, &net);
     assert_ne!(offer_of(as2).slot, slot);
     assert_eq!(channel.users.load(Relaxed), users + 1);
     assert!(core::ptr::eq(channel.sockets[slot as usize].load(Relaxed).cast(), as_));
@@ -85,11 +71,8 @@ fn a_slot_in_use_stays_whatever_the_peer_writes_in_our_name() {
 
 #[test]
 fn a_forked_child_starts_anew_and_keeps_what_it_inherited() {
-    let (a, c, net) = (service(), service(), Net::new());
-    a.accepting(net.port());
-    let (cs, as_, _tcp) = net.connect();
-    assert!(c.connect(cs) && a.noted(as_));
-    settle(&[a, c]);
+    let (a, c, net) = both();
+    let (cs, as_, _tcp) = agree(a, c, &net);
     attach(as_);
     let inherited = channel_of(as_);
     let slot = offer_of(as_).slot as usize;
@@ -140,9 +123,7 @@ fn a_forked_child_starts_anew_and_keeps_what_it_inherited() {
     as_.published.leave();
     attach(cs);
     leave(c, cs);
-    let (cs3, as3, _tcp3) = net.connect();
-    assert!(c.connect(cs3) && a.noted(as3));
-    settle(&[a, c]);
+    let (_, as3, _tcp3) = agree(a, c, &net);
     assert_eq!(offer_of(as3).slot as usize, slot);
     assert_eq!(inherited.users.load(Relaxed), 1);
 }
@@ -207,11 +188,8 @@ fn on_the_ring(of: &Socket) -> &'static Socket {
 
 #[test]
 fn what_a_killed_holder_of_the_ends_left_half_done_is_made_whole() {
-    let (a, c, net) = (service(), service(), Net::new());
-    a.accepting(net.port());
-    let (cs, as_, carriers) = net.connect();
-    assert!(c.connect(cs) && a.noted(as_));
-    settle(&[a, c]);
+    let (a, c, net) = both();
+    let (cs, _, carriers) = agree(a, c, &net);
     let s = on_the_ring(cs);
     let words = |side| channel_of(cs).words(offer_of(cs).slot as usize, side);
     // A child has both ends; it ends between writing and publishing, and between reading and giving

@@ -56,6 +56,16 @@ impl ByHand {
         self.r.send_fd(Message::Arena(proto::Arena { arena, bytes: bytes as u64 }), m);
         fd_table::close_internal(m);
     }
+    /// All that an offer needs: the connector takes the next one.
+    pub(in crate::service::tests) fn prepare(&self, arena_bytes: usize) {
+        self.prove();
+        self.channel();
+        self.arena(0, arena_bytes);
+    }
+    pub(in crate::service::tests) fn offers(&self, offer: proto::Offer) {
+        self.r.send(Message::Offer(offer));
+        settle(&[self.c]);
+    }
     pub(in crate::service::tests) fn offer(&self) -> proto::Offer {
         proto::Offer {
             token: self.token,
@@ -71,11 +81,8 @@ impl ByHand {
 #[test]
 fn a_good_offer_is_taken() {
     let h = accepting_by_hand();
-    h.prove();
-    h.channel();
-    h.arena(0, 8192);
-    h.r.send(Message::Offer(h.offer()));
-    settle(&[h.c]);
+    h.prepare(8192);
+    h.offers(h.offer());
     assert_eq!(h.r.next(), Some(Message::Accept { token: h.token, slot: 3 }));
     let o = offer_of(h.cs);
     assert_eq!((o.slot, o.tx_bytes, o.rx_bytes), (3, 4096, 4096));
@@ -85,11 +92,8 @@ fn a_good_offer_is_taken() {
 #[test]
 fn an_offer_without_the_turns_is_refused() {
     let h = accepting_by_hand();
-    h.prove();
-    h.channel();
-    h.arena(0, 8192);
-    h.r.send(Message::Offer(h.offer()));
-    settle(&[h.c]);
+    h.prepare(8192);
+    h.offers(h.offer());
     assert!(matches!(h.r.next(), Some(Message::Accept { .. })));
     // For the next connection nothing is shown, or not all.
     for turns in [0, 1, TURNS - 1] {
@@ -98,8 +102,7 @@ fn an_offer_without_the_turns_is_refused() {
         let Some(Message::Candidate(k)) = h.r.next() else { panic!("no candidate") };
         (0..turns).for_each(|turn| h.show_with(&tcp.1, k.token, turn));
         let o = proto::Offer { token: k.token, tuple: cs.tuple().mirrored(), slot: 4, ..h.offer() };
-        h.r.send(Message::Offer(o));
-        settle(&[h.c]);
+        h.offers(o);
         assert_eq!(
             h.r.next(),
             Some(Message::Refuse { token: k.token, slot: 4, reason: refuse::NOT_AUTHENTICATED }),
@@ -132,14 +135,11 @@ fn offers_that_do_not_hold_water_are_refused() {
         (refuse::BAD_MEMORY, Box::new(|o| o.ring_offset = [u64::MAX - 4095, 4096])),
     ];
     let h = accepting_by_hand();
-    h.prove();
-    h.channel();
-    h.arena(0, 8192);
+    h.prepare(8192);
     for (i, (reason, f)) in change.iter().enumerate() {
         let mut o = h.offer();
         f(&mut o);
-        h.r.send(Message::Offer(o));
-        settle(&[h.c]);
+        h.offers(o);
         assert_eq!(
             h.r.next(),
             Some(Message::Refuse { token: o.token, slot: o.slot, reason: *reason }),
@@ -147,19 +147,15 @@ fn offers_that_do_not_hold_water_are_refused() {
         );
         assert!(h.cs.offered.is_none(), "case {i}");
     }
-    h.r.send(Message::Offer(h.offer()));
-    settle(&[h.c]);
+    h.offers(h.offer());
     offer_of(h.cs);
 }
 
 #[test]
 fn a_slot_in_use_is_not_taken_again() {
     let h = accepting_by_hand();
-    h.prove();
-    h.channel();
-    h.arena(0, 16384);
-    h.r.send(Message::Offer(h.offer()));
-    settle(&[h.c]);
+    h.prepare(16384);
+    h.offers(h.offer());
     assert!(matches!(h.r.next(), Some(Message::Accept { .. })));
     let (cs, _, tcp) = h.net.connect();
     let tuple = cs.tuple();
@@ -172,14 +168,12 @@ fn a_slot_in_use_is_not_taken_again() {
         ring_offset: [8192, 12288],
         ..h.offer()
     };
-    h.r.send(Message::Offer(o));
-    settle(&[h.c]);
+    h.offers(o);
     assert_eq!(
         h.r.next(),
         Some(Message::Refuse { token: k.token, slot: 3, reason: refuse::BAD_MEMORY })
     );
-    h.r.send(Message::Offer(proto::Offer { slot: 4, ..o }));
-    settle(&[h.c]);
+    h.offers(proto::Offer { slot: 4, ..o });
     assert_eq!(h.r.next(), Some(Message::Accept { token: k.token, slot: 4 }));
 }
 
@@ -253,8 +247,6 @@ fn noise_never_hurts() {
     }
     settle(&[a]);
     let c = service();
-    let (cs, as_, _tcp) = net.connect();
-    assert!(c.connect(cs) && a.noted(as_));
-    settle(&[a, c]);
+    let (cs, _, _tcp) = agree(a, c, &net);
     offer_of(cs);
 }
