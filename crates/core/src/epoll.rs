@@ -419,11 +419,14 @@ fn prod(e: &Epoll, inner: &Inner) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::testing::in_child;
+    use crate::testing::{in_child, init};
 
     #[test]
     fn a_child_knows_what_its_parent_puts_into_their_sets_behind_the_fork() {
+        init();
         let is_chosen = in_child(|| {
+            // A process that has used no socket needs no tags.
+            fd_table::set(100, Entry::Fresh(0));
             TAG_BASE.store(0, Relaxed);
             before_fork();
             TAG_BASE.load(Relaxed) != 0
