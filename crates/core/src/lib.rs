@@ -30,6 +30,7 @@ mod fd_table;
 mod fd_words;
 pub mod heap;
 mod host;
+mod inbox;
 mod inject;
 mod introspect;
 mod io;

@@ -65,7 +65,7 @@ mod words;
 use crate::agent::{Agent, Ending, Noted, Used};
 use crate::candidates::NOTED_AFTER;
 use crate::channel::Channel;
-use crate::lock::Mutex;
+use crate::inbox::{Inbox, Starter};
 use crate::path::PathId;
 use crate::policy::Asked;
 use crate::rdma_thread::{self, BELL, RUNNING, WOKEN, is_running, wake};
@@ -105,62 +105,48 @@ enum Ask {
     ListenerClosed,
 }
 
-static INBOX: Mutex<Vec<Ask>> = Mutex::new(Vec::new());
-/// The process in which it could not be started.
-static FAILED: AtomicU32 = AtomicU32::new(0);
-static STARTING: Mutex<()> = Mutex::new(());
+static INBOX: Inbox<Ask> = Inbox::new();
+static STARTER: Starter = Starter::new();
 
 fn ask(what: Ask) -> bool {
     if !ensure_started() {
         return false;
     }
-    let signals = sys::hold_signals();
-    let mut inbox = INBOX.lock();
-    let room = inbox.try_reserve(1).is_ok();
-    if room {
-        inbox.push(what);
-    }
-    drop(inbox);
-    sys::restore_signals(signals);
+    let left = INBOX.put(what);
     wake();
-    room
+    left
 }
 
 fn ensure_started() -> bool {
-    crate::heap::plenty() && (RUNNING.load(Acquire) == process::id() || start())
+    crate::heap::plenty() && (is_running() || start())
 }
 
 #[cold]
 #[inline(never)]
 fn start() -> bool {
-    let signals = sys::hold_signals();
-    let started = {
-        let _one = STARTING.lock();
-        let me = process::id();
-        RUNNING.load(Acquire) == me || (FAILED.load(Relaxed) != me && start_now(me))
-    };
-    sys::restore_signals(signals);
+    let started = STARTER.start(is_running, start_now);
     if started {
         agent::of(PathId::Shm).take_requests();
     }
     started
 }
 
-fn start_now(me: u32) -> bool {
-    FAILED.store(me, Relaxed);
+fn start_now() -> bool {
+    let me = process::id();
+    STARTER.has_failed();
     let epoll = numbers::make(|| sys::epoll_create1(libc::EPOLL_CLOEXEC));
     let bell = numbers::make(|| sys::eventfd(0, libc::EFD_CLOEXEC | libc::EFD_NONBLOCK));
     if epoll >= 0 && bell >= 0 && watch(epoll, bell, libc::EPOLLIN as u32, EVENT_BELL) {
         WOKEN.store(false, SeqCst);
         rdma_thread::hang_bell(bell, || numbers::make(|| sys::pidfd_open(me)));
         // Before it runs: it may find that it cannot.
-        FAILED.store(0, Relaxed);
+        STARTER.has_not_failed();
         RUNNING.store(me, Release);
         if thread::spawn(run, epoll as usize as *mut c_void) {
             return true;
         }
         RUNNING.store(0, Release);
-        FAILED.store(me, Relaxed);
+        STARTER.has_failed();
         BELL.store(-1, Release);
     }
     for fd in [epoll, bell] {
@@ -191,7 +177,7 @@ extern "C" fn run(epoll: *mut c_void) -> *mut c_void {
         core::mem::forget(remote);
     }
     RUNNING.store(0, Release);
-    FAILED.store(process::id(), Relaxed);
+    STARTER.has_failed();
     core::ptr::null_mut()
 }
 
@@ -407,9 +393,8 @@ fn after_fork_in_child(parent: u32) {
             fd_table::close_internal(fd);
         }
     }
-    core::mem::forget(core::mem::take(&mut *INBOX.lock()));
-    drop(STARTING.lock());
-    FAILED.store(0, Relaxed);
+    INBOX.forget();
+    STARTER.forget();
     rdma_thread::after_fork_in_child(parent);
 }
 
@@ -644,8 +629,7 @@ impl Remote {
     }
 
     fn open_inbox(&mut self) {
-        let asks = core::mem::take(&mut *INBOX.lock());
-        for a in asks {
+        for a in INBOX.take() {
             match a {
                 Ask::Note(s, generation, asked) => self.on_note(s, generation, asked),
                 Ask::Accepting(local) => self.on_accepting(local),

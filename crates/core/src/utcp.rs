@@ -17,7 +17,7 @@ mod seats;
 use crate::agent::{self, Agent, Ending, Noted, Used};
 use crate::candidates::{NOTED_AFTER, is_on_this_host};
 use crate::channel::Channel;
-use crate::lock::Mutex;
+use crate::inbox::{Inbox, Starter};
 use crate::log::warn_log;
 use crate::outside::{self, ASLEEP, BELL, CHILD, LEAVING, RUNNING, WOKEN, is_running, wake};
 use crate::path::{Far, PathId};
@@ -36,10 +36,8 @@ use seats::Owned;
 /// What application threads ask of the thread: a seat for a socket that is used, with its
 /// generation, and what it asks of its packets.
 type Ask = (&'static Socket, u32, u32);
-static INBOX: Mutex<Vec<Ask>> = Mutex::new(Vec::new());
-/// The process in which it could not be started.
-static FAILED: AtomicU32 = AtomicU32::new(0);
-static STARTING: Mutex<()> = Mutex::new(());
+static INBOX: Inbox<Ask> = Inbox::new();
+static STARTER: Starter = Starter::new();
 /// Until then no connection leaves the kernel: the process changes its user.
 static PAUSED_UNTIL: AtomicU64 = AtomicU64::new(0);
 /// How many threads fork: meanwhile none leaves either.
@@ -69,16 +67,9 @@ fn ask(what: Ask) -> bool {
     if !ensure_started() {
         return false;
     }
-    let signals = sys::hold_signals();
-    let mut inbox = INBOX.lock();
-    let room = inbox.try_reserve(1).is_ok();
-    if room {
-        inbox.push(what);
-    }
-    drop(inbox);
-    sys::restore_signals(signals);
+    let left = INBOX.put(what);
     wake();
-    room
+    left
 }
 
 fn ensure_started() -> bool {
@@ -89,21 +80,15 @@ fn ensure_started() -> bool {
 #[inline(never)]
 fn start() -> bool {
     EVER.store(true, Release);
-    let signals = sys::hold_signals();
-    let started = {
-        let _one = STARTING.lock();
-        let me = process::id();
-        is_running() || (FAILED.load(Relaxed) != me && start_now(me))
-    };
-    sys::restore_signals(signals);
+    let started = STARTER.start(is_running, start_now);
     if started {
         agent::of(PathId::Shm).take_requests();
     }
     started
 }
 
-fn start_now(me: u32) -> bool {
-    FAILED.store(me, Relaxed);
+fn start_now() -> bool {
+    STARTER.has_failed();
     netacc_packet::sys::keep_numbers(&NUMBERS);
     let bell = numbers::make(|| sys::eventfd(0, libc::EFD_CLOEXEC | libc::EFD_NONBLOCK));
     if bell < 0 {
@@ -111,13 +96,13 @@ fn start_now(me: u32) -> bool {
     }
     WOKEN.store(false, SeqCst);
     BELL.store(bell, SeqCst);
-    FAILED.store(0, Relaxed);
-    RUNNING.store(me, Release);
+    STARTER.has_not_failed();
+    RUNNING.store(process::id(), Release);
     if thread::spawn(run, core::ptr::null_mut()) {
         return true;
     }
     RUNNING.store(0, Release);
-    FAILED.store(me, Relaxed);
+    STARTER.has_failed();
     BELL.store(-1, Release);
     fd_table::close_internal(bell);
     false
@@ -130,7 +115,7 @@ extern "C" fn run(_: *mut c_void) -> *mut c_void {
     while all.turn() {}
     all.end();
     RUNNING.store(0, Release);
-    FAILED.store(process::id(), Relaxed);
+    STARTER.has_failed();
     core::mem::forget(all);
     core::ptr::null_mut()
 }
@@ -289,9 +274,8 @@ impl Agent for UserSpace {
         FORKING.store(0, Relaxed);
         PAUSED_UNTIL.store(0, Relaxed);
         close_own();
-        core::mem::forget(core::mem::take(&mut *INBOX.lock()));
-        drop(STARTING.lock());
-        FAILED.store(0, Relaxed);
+        INBOX.forget();
+        STARTER.forget();
         outside::after_fork_in_child();
     }
     fn before_rights_change(&self) {
@@ -357,7 +341,7 @@ impl All {
             None => return false,
         };
         self.devices.iter_mut().for_each(Owned::hear_released);
-        let asked = core::mem::take(&mut *INBOX.lock());
+        let asked = INBOX.take();
         for (s, generation, asked) in asked {
             self.note(s, generation, asked);
         }
@@ -381,7 +365,7 @@ impl All {
         warn_log!("utcp: its bell was closed, and all connections go back to the kernel");
         PAUSED_UNTIL.store(u64::MAX, SeqCst);
         loop {
-            let asked = core::mem::take(&mut *INBOX.lock());
+            let asked = INBOX.take();
             asked.iter().for_each(|(s, generation, _)| {
                 refuse(s, *generation, Reason::UtcpNoSupport);
             });

@@ -434,7 +434,7 @@ extern "C" fn keep(remote: usize) -> ! {
     keeper::take_memory();
     // What threads of the program's may have been changing when it ended.
     crate::sets::forget();
-    core::mem::forget(core::mem::take(&mut *INBOX.lock()));
+    INBOX.forget();
     RUNNING.store(process::id(), Release);
     WOKEN.store(false, SeqCst);
     TURN.store(0, SeqCst);

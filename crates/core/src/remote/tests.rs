@@ -181,7 +181,7 @@ impl Rig {
         testing::init();
         testing::set_threads(Threads::Hold);
         queues::forget_queues();
-        INBOX.lock().clear();
+        drop(INBOX.take());
         CONNECTED.lock().clear();
         rdma_thread::take_pair_news();
         forget_known();
@@ -251,8 +251,7 @@ impl Rig {
 
     /// Gives what was left for "the thread" to the host that it is for.
     fn route(&mut self) {
-        let asks = core::mem::take(&mut *INBOX.lock());
-        for ask in asks {
+        for ask in INBOX.take() {
             let at = |ip: IpAddr| self.hosts.iter().position(|h| h.address == ip);
             let has = |c: &Channel| {
                 let on = |l: &link::Link| l.channel.is_some_and(|x| core::ptr::eq(x, c));
@@ -306,7 +305,9 @@ impl Rig {
             return false;
         }
         host.woken = false;
-        *INBOX.lock() = core::mem::take(&mut host.asks);
+        for ask in core::mem::take(&mut host.asks) {
+            assert!(INBOX.put(ask));
+        }
         *CONNECTED.lock() = core::mem::take(&mut host.jobs);
         if core::mem::take(&mut host.news) {
             rdma_thread::PAIR_NEWS.store(true, SeqCst);
@@ -647,7 +648,7 @@ impl Drop for Rig {
         testing::set_threads(Threads::Start);
         RUNNING.store(0, Relaxed);
         queues::forget_queues();
-        INBOX.lock().clear();
+        drop(INBOX.take());
         io_threads::EPOLLS[0].store(-1, Relaxed);
         for e in self.conns.iter_mut().flatten().filter(|e| e.open) {
             // After a failure: as it is.
