@@ -21,7 +21,7 @@ mod announced_at;
 
 use crate::path::Far;
 pub(crate) use crate::wire::SLOTS;
-use crate::{sys, trace};
+use crate::{fd_words, sys, trace};
 pub(crate) use announced_at::AnnouncedAt;
 use core::ffi::c_int;
 use core::sync::atomic::{AtomicI32, AtomicPtr, AtomicU32, AtomicU64, Ordering::*};
@@ -288,6 +288,26 @@ impl Channel {
     #[cold]
     pub(crate) fn life(&self, slot: usize) -> &AtomicU64 {
         &self.words(slot, 0).lives[lives::WORD]
+    }
+    /// Both directions of a slot begin anew.
+    pub(crate) fn zero_words(&self, slot: usize) {
+        for w in [self.words(slot, 0), self.words(slot, 1)] {
+            let at = core::ptr::from_ref(w).cast::<AtomicU64>();
+            for i in 0..size_of::<RingWords>() / 8 {
+                // SAFETY: inside of the words, which are atomics of 8 or (in pairs) 4 bytes.
+                unsafe { &*at.add(i) }.store(0, Relaxed);
+            }
+        }
+    }
+    /// Nobody here uses it any more: its doorbells are closed, and its sockets forgotten.
+    pub(crate) fn close_doorbells(&self) {
+        for d in self.doorbells.iter().chain(&self.own_doorbells) {
+            let fd = d.swap(-1, AcqRel);
+            if fd >= 0 {
+                fd_words::close_internal(fd);
+            }
+        }
+        self.sockets.iter().for_each(|s| s.store(core::ptr::null_mut(), Release));
     }
     /// Both ends have left a slot: its rings may serve another one from here on. (That slot's words
     /// begin with zeros when it is next used, and not before.)

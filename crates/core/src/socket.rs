@@ -292,6 +292,20 @@ impl Socket {
     pub(crate) fn lower(&self, flag: u32) {
         self.flags.fetch_and(!flag, AcqRel);
     }
+    /// Takes an offer back that nobody has taken up: now it is too late for that. False: there is
+    /// none such. (State::Plain: of a forked child, which cannot give it back.)
+    pub(crate) fn take_offer_back(&self) -> bool {
+        let is_there = self.is(State::Candidate) || self.is(State::Plain);
+        if !is_there || !self.offered.happens(offered::Event::Taken) {
+            return false;
+        }
+        if self.is(State::Candidate) {
+            self.calls.store(0, Relaxed);
+            self.lower(flag::NOTED);
+            self.offered.begin();
+        }
+        true
+    }
     /// Made by another process of the family: this one inherited it.
     #[inline(always)]
     pub(crate) fn is_inherited(&self) -> bool {

@@ -11,7 +11,7 @@ use crate::channel::Channel;
 use crate::io::{self, Departure};
 use crate::log::debug_log;
 use crate::rdma_thread::{self, RUNNING};
-use crate::socket::{Socket, State, flag, offered};
+use crate::socket::{Socket, State, flag};
 use crate::wire::parting;
 use crate::{process, stats, sys, wait};
 use alloc::vec::Vec;
@@ -35,21 +35,6 @@ pub(super) const BACK_LOST_NS: u64 = 200_000_000;
 /// at.
 const READ_NS: u64 = 20_000_000;
 const READ_LOOK_NS: u64 = 1_000_000;
-
-/// An offer that nobody has taken up, and now it is too late for that. (State::Plain: by a forked
-/// child, which cannot give it back.)
-fn was_not_taken_up(s: &Socket) -> bool {
-    let is_there = s.is(State::Candidate) || s.is(State::Plain);
-    if !is_there || !s.offered.happens(offered::Event::Taken) {
-        return false;
-    }
-    if s.is(State::Candidate) {
-        s.calls.store(0, Relaxed);
-        s.lower(flag::NOTED);
-        s.offered.begin();
-    }
-    true
-}
 
 /// A slot serves no connection any more.
 pub(super) fn forget_leave(channel: &Channel, slot: usize) {
@@ -211,7 +196,7 @@ impl Remote {
             return;
         }
         if s.generation.load(Acquire) != generation || !s.is(State::Attached) {
-            if s.generation.load(Acquire) == generation && was_not_taken_up(s) {
+            if s.generation.load(Acquire) == generation && s.take_offer_back() {
                 self.left(i, slot);
             }
             return;

@@ -15,13 +15,11 @@ use crate::syn::Said;
 use crate::tuple_table::Key;
 use crate::{policy, rdma_thread, stats, sys, trace};
 use core::ptr::NonNull;
-use core::sync::atomic::AtomicU64;
 use core::sync::atomic::Ordering::*;
 use netacc_control::stats::{Counter, Reason};
 use netacc_proto::agreement::{Action, Event, SlotAction, SlotEvent};
 use netacc_proto::rendezvous::{self as proto, Message, refuse};
 use netacc_rdma::arena::Rings;
-use netacc_ring::RingWords;
 
 impl Remote {
     pub(super) fn on_accept(&mut self, i: usize, token: u64, slot: u16) -> Result<(), Fault> {
@@ -253,9 +251,7 @@ impl Remote {
         let Some(c) = l.conns.get_mut(slot) else { return false };
         (c.published, c.asked) = (None, 0);
         let (number, lane) = (c.pair, c.lane);
-        for d in 0..2 {
-            zero(channel.words(slot, d));
-        }
+        channel.zero_words(slot);
         let at = wire.slot(slot);
         at.seen_epoch.store(0, Relaxed);
         at.seen_ack.store(0, Relaxed);
@@ -404,14 +400,6 @@ fn ask_again(m: &Mine) {
     if m.is_current() && m.socket.offered.is_none() {
         m.socket.calls.store(0, Relaxed);
         m.socket.lower(flag::NOTED);
-    }
-}
-
-fn zero(w: &RingWords) {
-    let at = core::ptr::from_ref(w).cast::<AtomicU64>();
-    for i in 0..size_of::<RingWords>() / 8 {
-        // SAFETY: inside of the words, which are atomics of 8 or (in pairs) 4 bytes.
-        unsafe { &*at.add(i) }.store(0, Relaxed);
     }
 }
 

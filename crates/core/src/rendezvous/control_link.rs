@@ -328,15 +328,7 @@ impl State {
             return;
         };
         if let Some(c) = l.channel {
-            for d in c.doorbells.iter().chain(&c.own_doorbells) {
-                let fd = d.swap(-1, AcqRel);
-                if fd >= 0 {
-                    fd_table::close_internal(fd);
-                }
-            }
-            for s in &c.sockets {
-                s.store(core::ptr::null_mut(), Release);
-            }
+            c.close_doorbells();
             shared::remove(c.mem.cast());
             // SAFETY: the mapping is the channel's own; a late reader finds zeros, which say
             // nothing.
@@ -450,13 +442,7 @@ impl State {
     pub(crate) fn give_up_inherited(&mut self) {
         for l in self.links.iter_mut().filter(|l| l.phase == Phase::Inherited) {
             if let Some(c) = l.channel {
-                for d in c.doorbells.iter().chain(&c.own_doorbells) {
-                    let fd = d.swap(-1, AcqRel);
-                    if fd >= 0 {
-                        fd_table::close_internal(fd);
-                    }
-                }
-                c.sockets.iter().for_each(|s| s.store(core::ptr::null_mut(), Release));
+                c.close_doorbells();
                 c.users.store(0, Release);
                 c.control.store(-1, Release);
                 c.dead.store(1, SeqCst);

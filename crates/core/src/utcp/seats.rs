@@ -19,10 +19,10 @@ use crate::{numbers, stats, sys, trace, wait};
 use alloc::vec::Vec;
 use core::ffi::c_int;
 use core::ptr::NonNull;
-use core::sync::atomic::{AtomicU64, Ordering::*};
+use core::sync::atomic::Ordering::*;
 use netacc_control::stats::{Counter, Path, Reason};
 use netacc_proto::switchover::Peer;
-use netacc_ring::{Consumer, Producer, RingWords};
+use netacc_ring::{Consumer, Producer};
 use netacc_utcp::NotBack;
 
 /// Bytes of a ring. (What the engine has of it beside that is at least twice as much.)
@@ -179,9 +179,7 @@ impl Owned {
         };
         (seated.rings, seated.socket, seated.generation) = (Some(rings), Some(s), generation);
         (seated.stage, seated.again_at, seated.tries) = (Stage::Seated, 0, 0);
-        for d in 0..2 {
-            zero(self.channel.words(slot, d));
-        }
+        self.channel.zero_words(slot);
         let seat = self.device.seat(slot);
         seat.seen_epoch.store(0, SeqCst);
         self.device.forget_leave(slot);
@@ -258,7 +256,7 @@ impl Owned {
             Stage::Seated if !leaves => {}
             Stage::Seated if !current => {}
             Stage::Seated if s.is(State::Attached) => self.depart(slot, s),
-            Stage::Seated if was_not_taken_up(s) => self.release(slot),
+            Stage::Seated if s.take_offer_back() => self.release(slot),
             // (It is being attached.)
             Stage::Seated => self.again(slot, AGAIN_NS),
             Stage::Out if leaves && current && s.is(State::Attached) => self.come_back(slot, s),
@@ -488,30 +486,8 @@ impl Owned {
     }
 }
 
-/// An offer that nobody has taken up, and now it is too late for that.
-fn was_not_taken_up(s: &Socket) -> bool {
-    let is_there = s.is(State::Candidate) || s.is(State::Plain);
-    if !is_there || !s.offered.happens(offered::Event::Taken) {
-        return false;
-    }
-    if s.is(State::Candidate) {
-        s.calls.store(0, Relaxed);
-        s.lower(flag::NOTED);
-        s.offered.begin();
-    }
-    true
-}
-
 fn new_rings() -> Option<[NonNull<u8>; 2]> {
     let both = NonNull::new(sys::map_own(2 * RING))?;
     // SAFETY: within what was just mapped.
     Some([both, unsafe { both.add(RING) }])
-}
-
-fn zero(w: &RingWords) {
-    let at = core::ptr::from_ref(w).cast::<AtomicU64>();
-    for i in 0..size_of::<RingWords>() / 8 {
-        // SAFETY: inside of the words, which are atomics of 8 or (in pairs) 4 bytes.
-        unsafe { &*at.add(i) }.store(0, Relaxed);
-    }
 }
