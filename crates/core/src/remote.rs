@@ -234,7 +234,23 @@ impl Agent for BetweenHosts {
         could_serve(tuple)
     }
     fn accepting(&self, local: SocketAddr) -> bool {
-        accepting(local)
+        let hash = match local.ip() {
+            IpAddr::V4(a) => u64::from(u32::from(a)),
+            IpAddr::V6(a) => {
+                let bits = u128::from(a);
+                (bits >> 64) as u64 ^ (bits as u64).rotate_left(13)
+            }
+        };
+        let mixed = (hash ^ u64::from(local.port()) << 40 ^ u64::from(process::id()) << 20)
+            .wrapping_mul(0x9e37_79b9_7f4a_7c15)
+            | 1;
+        let Some(place) = KNOWN.get((mixed >> 58) as usize) else { return false };
+        let known = place.load(Relaxed) == mixed;
+        if !known && ask(Ask::Accepting(local)) {
+            place.store(mixed, Relaxed);
+            return true;
+        }
+        known
     }
     fn finish(&self, ending: Ending) {
         keeper::finish(ending);
@@ -270,7 +286,25 @@ impl Agent for BetweenHosts {
         }
     }
     fn forget(&self, s: &'static Socket) {
-        closing(s);
+        if s.is_inherited() {
+            // What is offered is its parent's to give back.
+            if s.offered.is_made() {
+                s.raise(flag::CALLED_BACK);
+                rdma_thread::call_back(s.owner.load(Relaxed));
+            }
+            return;
+        }
+        if !s.offered.is_made() {
+            return;
+        }
+        // SAFETY: complete since `offered` was set; not written again.
+        let offer = unsafe { *s.offer.get() };
+        // SAFETY: those of RDMA live for ever, and those of other paths as long as an offer of
+        // them.
+        let channel = unsafe { &*offer.channel };
+        if channel.far.id() == PathId::Rdma && s.offered.happens(offered::Event::Taken) {
+            released(channel, offer.slot as usize);
+        }
     }
     fn released(&self, channel: &'static Channel, slot: usize) {
         released(channel, slot);
@@ -290,47 +324,6 @@ impl Agent for BetweenHosts {
     }
     fn give_up_inherited(&self) {
         rdma_thread::give_up_inherited();
-    }
-}
-
-fn accepting(local: SocketAddr) -> bool {
-    let hash = match local.ip() {
-        IpAddr::V4(a) => u64::from(u32::from(a)),
-        IpAddr::V6(a) => {
-            let bits = u128::from(a);
-            (bits >> 64) as u64 ^ (bits as u64).rotate_left(13)
-        }
-    };
-    let mixed = (hash ^ u64::from(local.port()) << 40 ^ u64::from(process::id()) << 20)
-        .wrapping_mul(0x9e37_79b9_7f4a_7c15)
-        | 1;
-    let Some(place) = KNOWN.get((mixed >> 58) as usize) else { return false };
-    let known = place.load(Relaxed) == mixed;
-    if !known && ask(Ask::Accepting(local)) {
-        place.store(mixed, Relaxed);
-        return true;
-    }
-    known
-}
-
-fn closing(s: &'static Socket) {
-    if s.is_inherited() {
-        // What is offered is its parent's to give back.
-        if s.offered.is_made() {
-            s.raise(flag::CALLED_BACK);
-            rdma_thread::call_back(s.owner.load(Relaxed));
-        }
-        return;
-    }
-    if !s.offered.is_made() {
-        return;
-    }
-    // SAFETY: complete since `offered` was set; not written again.
-    let offer = unsafe { *s.offer.get() };
-    // SAFETY: those of RDMA live for ever, and those of other paths as long as an offer of them.
-    let channel = unsafe { &*offer.channel };
-    if channel.far.id() == PathId::Rdma && s.offered.happens(offered::Event::Taken) {
-        released(channel, offer.slot as usize);
     }
 }
 

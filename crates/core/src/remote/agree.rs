@@ -528,7 +528,7 @@ impl Remote {
         }
         let Some(l) = self.link_mut(i) else { return };
         if let Some(p) = l.pair_mut(pair) {
-            if p.reused() {
+            if p.was_used {
                 stats::count(Counter::RdmaPairsReused);
             }
             p.take(lane, slot);
@@ -599,8 +599,8 @@ impl Remote {
         let l = self.link(i)?;
         // The fullest first, so that the others may become empty.
         let p = l.pairs.iter().filter(|p| p.class == class && p.has_room());
-        let p = p.max_by_key(|p| p.connections())?;
-        Some((p.number, p.free_lane()?))
+        let p = p.max_by_key(|p| p.places.taken())?;
+        Some((p.number, p.places.first_free()?))
     }
 
     pub(super) fn free_slot(&mut self, i: usize) -> Option<usize> {

@@ -221,7 +221,8 @@ impl Remote {
         (l.phase, l.broken_at, l.blocked, l.deserted) = (Phase::Up, 0, false, false);
         let mut frames = Vec::new();
         for p in l.pairs.iter_mut().filter(|p| p.state == PairState::Ready) {
-            p.forget_peer();
+            // What the peer said before does not count.
+            p.peer_ready = false;
             p.progress.forget_question();
             frames.push(Message::PairReady { pair: p.number });
         }
@@ -267,7 +268,7 @@ impl Remote {
         let lost: Vec<u32> = l
             .pairs
             .iter()
-            .filter(|p| p.state == PairState::Ready && !p.peer_has_it())
+            .filter(|p| p.state == PairState::Ready && !p.peer_ready)
             .map(|p| p.number)
             .collect();
         for n in lost {

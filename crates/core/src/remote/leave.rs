@@ -111,7 +111,8 @@ impl Remote {
         let Some(l) = self.link(i) else { return };
         let Some(channel) = l.channel else { return };
         let Some(p) = l.pair(number) else { return };
-        let (slots, is_closed): (Vec<usize>, bool) = (p.slots().collect(), p.engine.is_none());
+        let (slots, is_closed): (Vec<usize>, bool) =
+            (p.places.slots().collect(), p.engine.is_none());
         for slot in slots {
             let state = self.link(i).and_then(|l| l.conns.get(slot)).map(|c| c.slot);
             if state.is_some_and(|s| s.is_live()) {

@@ -205,7 +205,7 @@ impl Link {
 
     /// The channel's slots in use, or a thread still connecting a pair of it.
     pub(super) fn in_use(&self) -> bool {
-        self.conns.iter().any(|c| !c.slot.is_free()) || self.pairs.iter().any(Pair::is_connecting)
+        self.conns.iter().any(|c| !c.slot.is_free()) || self.pairs.iter().any(|p| p.connecting)
     }
 
     /// Somebody has called, and has not greeted.

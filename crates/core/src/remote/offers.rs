@@ -147,7 +147,7 @@ impl Remote {
         let free = l.conns.get(slot).is_some_and(|c| c.slot.is_free());
         let number = l.number();
         let lane_free =
-            l.pair(o.pair).is_some_and(|p| p.state == PairState::Ready && p.is_free(o.lane));
+            l.pair(o.pair).is_some_and(|p| p.state == PairState::Ready && p.places.is_free(o.lane));
         let key = Key(o.token);
         let known =
             self.was_told(i, key) && self.connected.get(key).is_some_and(|(_, m)| m.is_current());
@@ -214,7 +214,7 @@ impl Remote {
         let slot = usize::from(o.slot);
         let Some(l) = self.link_mut(i) else { return };
         if let Some(p) = l.pair_mut(o.pair) {
-            if p.reused() {
+            if p.was_used {
                 stats::count(Counter::RdmaPairsReused);
             }
             p.take(o.lane, slot);
@@ -259,7 +259,7 @@ impl Remote {
         at.lane.store(u32::from(lane), Relaxed);
         let engine = l.pair(number).filter(|p| p.state == PairState::Ready).and_then(|p| {
             // SAFETY: alive while the pair is ready.
-            let context = unsafe { p.context().as_ref() }?;
+            let context = unsafe { p.context.as_ref() }?;
             context.slots.get(usize::from(lane))?.store(slot as u32 + 1, Release);
             let queue = p.seat.map_or(0, |(queue, _)| queue.number as u32 + 1);
             at.queue.store(queue, Relaxed);

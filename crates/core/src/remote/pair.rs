@@ -60,8 +60,10 @@ pub(super) struct Pair {
     pub(super) progress: Progress,
     pub(super) quiet: Quiet,
     pub(super) ready_since: u64,
-    places: Places,
-    was_used: bool,
+    /// Whose lanes are taken.
+    pub(super) places: Places,
+    /// It had connections before.
+    pub(super) was_used: bool,
     /// Since when it has none.
     pub(super) idle_since: u64,
     /// Once it is lost: the rings of the connections that were on it.
@@ -105,46 +107,9 @@ impl Pair {
         self.state == PairState::Ready && !self.places.is_full()
     }
 
-    /// It had connections before.
-    pub(super) fn reused(&self) -> bool {
-        self.was_used
-    }
-
     pub(super) fn take(&mut self, lane: u16, slot: usize) {
         self.was_used = true;
         self.places.take(lane, slot);
-    }
-
-    pub(super) fn give_back(&mut self, lane: u16) {
-        self.places.give_back(lane);
-    }
-
-    /// How many lanes have connections.
-    pub(super) fn connections(&self) -> usize {
-        self.places.taken()
-    }
-
-    pub(super) fn free_lane(&self) -> Option<u16> {
-        self.places.first_free()
-    }
-
-    pub(super) fn is_free(&self, lane: u16) -> bool {
-        self.places.is_free(lane)
-    }
-
-    /// The slot of that lane's connection.
-    pub(super) fn slot_of(&self, lane: u16) -> Option<usize> {
-        self.places.slot_of(lane)
-    }
-
-    /// The slots of its connections.
-    pub(super) fn slots(&self) -> impl Iterator<Item = usize> {
-        self.places.slots()
-    }
-
-    /// The link has broken: what the peer said before does not count.
-    pub(super) fn forget_peer(&mut self) {
-        self.peer_ready = false;
     }
 
     /// It could serve, and serves nobody.
@@ -155,19 +120,6 @@ impl Pair {
     /// From when on it counts as one that is kept.
     pub(super) fn counts_at(&self) -> u64 {
         self.idle_since.saturating_add(FRESH_NS)
-    }
-
-    pub(super) fn peer_has_it(&self) -> bool {
-        self.peer_ready
-    }
-
-    pub(super) fn context(&self) -> *const PairContext {
-        self.context
-    }
-
-    /// A thread is at it.
-    pub(super) fn is_connecting(&self) -> bool {
-        self.connecting
     }
 
     pub(super) fn is_coming(&self) -> bool {

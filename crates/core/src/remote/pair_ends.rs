@@ -151,7 +151,7 @@ impl Remote {
         let me = process::tid();
         let Some(verbs) = self.devices.verbs() else { return };
         let Some(l) = self.link_mut(i) else { return };
-        for slot in l.pair(number).into_iter().flat_map(Pair::slots) {
+        for slot in l.pair(number).into_iter().flat_map(|p| p.places.slots()) {
             unlink(l.channel, slot, l.conns.get(slot).and_then(|c| c.socket));
         }
         let Some(p) = l.pair_mut(number) else { return };
@@ -209,12 +209,12 @@ impl Remote {
         let is_over = |p: &&Pair| p.state == PairState::Lost && !p.connecting && p.engine.is_none();
         let Some(p) = l.pair(number).filter(is_over) else { return };
         let is_over = |c: &Conn| matches!(c.slot.state, SlotState::Free | SlotState::Done);
-        if p.slots().filter_map(|slot| l.conns.get(slot)).any(|c| !is_over(c)) {
+        if p.places.slots().filter_map(|slot| l.conns.get(slot)).any(|c| !is_over(c)) {
             return;
         }
         let Some(p) = l.pairs.remove(number) else { return };
         if let Some(channel) = l.channel {
-            p.slots().for_each(|slot| channel.rings_are_free(slot));
+            p.places.slots().for_each(|slot| channel.rings_are_free(slot));
         }
         if let Some(a) = l.arenas.as_mut() {
             p.rings.into_iter().for_each(|r| a.give_back(r));
@@ -240,7 +240,7 @@ impl Remote {
         let Some(l) = self.link(i) else { return };
         let spare = l.pairs.iter().filter(|p| p.is_spare());
         let mut spare: Vec<(Age, u64, bool)> =
-            spare.map(|p| (age(l, p), p.counts_at(), p.reused())).collect();
+            spare.map(|p| (age(l, p), p.counts_at(), p.was_used)).collect();
         spare.sort_unstable();
         let [all, of_peer] = match spare.is_empty() {
             true => [Vec::new(), Vec::new()],
@@ -350,7 +350,7 @@ impl Remote {
         if let Some(why) = engine.lost() {
             heed(Kicked::Lost(why));
         }
-        let slot = l.pair(number).and_then(|p| p.slot_of(lane));
+        let slot = l.pair(number).and_then(|p| p.places.slot_of(lane));
         if let Some((channel, slot)) = l.channel.zip(slot) {
             channel.rings_are_free(slot);
         }
@@ -404,7 +404,7 @@ impl Remote {
         let was = core::mem::replace(c, Conn::FREE);
         let number = was.pair;
         if let Some(p) = l.pair_mut(number) {
-            p.give_back(was.lane);
+            p.places.give_back(was.lane);
             if p.is_empty() {
                 p.idle_since = now;
             }

@@ -113,7 +113,8 @@ impl Remote {
         for p in l.pairs.iter_mut().filter(|p| p.state == PairState::Ready) {
             let Some(engine) = p.engine.as_ref() else { continue };
             let since = p.quiet.since(now, engine.sent(), engine.granted());
-            let first = p.slots().find(|slot| l.conns.get(*slot).is_some_and(|c| c.is_carried()));
+            let first =
+                p.places.slots().find(|slot| l.conns.get(*slot).is_some_and(|c| c.is_carried()));
             let of = |slot: Option<usize>| l.conns.get(slot?).filter(|c| c.is_carried())?.socket;
             let asked = of(p.quiet.slot);
             if since == 0 {

@@ -722,7 +722,7 @@ fn begin(fd: c_int, connector: bool) -> &'static Socket {
     s.state.begin_as(State::Candidate);
     fd_table::set(fd, fd_table::Entry::Socket(s, 0));
     if !connector {
-        accepting(tuple.local());
+        AGENT.accepting(tuple.local());
     }
     s
 }
