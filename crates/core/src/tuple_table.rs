@@ -220,6 +220,21 @@ impl<T> Table<T> {
         self.key_of(self.live(key)?.newer)
     }
 
+    /// All entries, the oldest first.
+    pub(crate) fn iter(&self) -> impl Iterator<Item = (Key, &Tuple, &T)> {
+        let keys = core::iter::successors(self.oldest(), |key| self.after(*key));
+        keys.filter_map(|key| self.get(key).map(|(tuple, value)| (key, tuple, value)))
+    }
+
+    /// The same, to be changed.
+    pub(crate) fn each_mut(&mut self, mut f: impl FnMut(&mut T)) {
+        let mut at = self.oldest();
+        while let Some(key) = at {
+            at = self.after(key);
+            self.get_mut(key).map(&mut f);
+        }
+    }
+
     pub(crate) fn newest(&self) -> Option<Key> {
         self.key_of(self.newest)
     }

@@ -190,14 +190,8 @@ impl Remote {
 
     /// Nobody was found at that place yet: what waits for it says so.
     pub(super) fn say_of_waiting(&self, local: IpAddr, peer: SocketAddr, why: Reason) {
-        let mut at = self.connected.oldest();
-        while let Some(key) = at {
-            at = self.connected.after(key);
-            if let Some((t, m)) = self.connected.get(key)
-                && t.local().ip() == local
-                && t.peer() == peer
-                && m.is_current()
-            {
+        for (_, t, m) in self.connected.iter() {
+            if t.local().ip() == local && t.peer() == peer && m.is_current() {
                 m.socket.judge(why);
             }
         }
@@ -356,17 +350,11 @@ impl Remote {
 
     /// The oldest candidate of the host that has most.
     fn drop_candidate_of_most(&mut self) {
-        let of = |r: &Remote, key| {
-            let (_, theirs) = r.candidates.get(key)?;
-            Some(Source::of(r.link(theirs.link)?.peer))
-        };
+        let of = |theirs: &Theirs| self.link(theirs.link).map(|l| Source::of(l.peer));
         let most = self.shares.most_candidates();
-        let mut at = self.candidates.oldest();
-        while let Some(key) = at {
-            if of(self, key) == most {
-                return self.drop_candidate(key);
-            }
-            at = self.candidates.after(key);
+        let found = self.candidates.iter().find(|(_, _, theirs)| of(theirs) == most);
+        if let Some((key, ..)) = found {
+            self.drop_candidate(key);
         }
     }
 
@@ -669,13 +657,9 @@ impl Remote {
     /// A dead link takes what waits for it out of the tables.
     pub(super) fn forget_link(&mut self, i: usize) {
         self.forget_candidates(i);
-        let mut at = self.accepted.oldest();
-        while let Some(key) = at {
-            at = self.accepted.after(key);
-            if let Some(m) = self.accepted.get_mut(key) {
-                m.agreement.step(Event::LinkGone { link: i, now: 0 });
-            }
-        }
+        self.accepted.each_mut(|m| {
+            m.agreement.step(Event::LinkGone { link: i, now: 0 });
+        });
         // Nobody will answer.
         for slot in 0..self.link(i).map_or(0, |l| l.conns.len()) {
             let _ = self.slot_is(i, slot, SlotEvent::TakeBack, 0);

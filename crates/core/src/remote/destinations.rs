@@ -295,18 +295,8 @@ impl Remote {
 
     /// Whether a connection of ours to there still waits for an answer.
     fn is_waited_for(&self, local: IpAddr, peer: SocketAddr) -> bool {
-        let mut at = self.connected.oldest();
-        while let Some(key) = at {
-            at = self.connected.after(key);
-            if self
-                .connected
-                .get(key)
-                .is_some_and(|(t, m)| t.local().ip() == local && t.peer() == peer && m.is_current())
-            {
-                return true;
-            }
-        }
-        false
+        let mut all = self.connected.iter();
+        all.any(|(_, t, m)| t.local().ip() == local && t.peer() == peer && m.is_current())
     }
 
     /// It is time to look at a place (again).

@@ -64,13 +64,10 @@ impl Remote {
         }
         self.whole_at = 0;
         let mut due: Vec<Tuple> = Vec::new();
-        let mut at = self.candidates.oldest();
-        while let Some(key) = at {
-            at = self.candidates.after(key);
-            let Some((tuple, theirs)) = self.candidates.get(key) else { continue };
-            let (tuple, again_at) = (*tuple, theirs.again_at);
+        for (_, tuple, theirs) in self.candidates.iter() {
+            let again_at = theirs.again_at;
             if again_at != 0 && again_at <= now && due.try_reserve(1).is_ok() {
-                due.push(tuple);
+                due.push(*tuple);
             } else if again_at != 0 && (self.whole_at == 0 || again_at < self.whole_at) {
                 self.whole_at = again_at;
             }

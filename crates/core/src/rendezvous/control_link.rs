@@ -176,17 +176,13 @@ impl State {
         }
         let mut tuples = Vec::new();
         if let Some(t) = self.tables.as_ref().filter(|_| put_off) {
-            let mut at = t.candidates.oldest();
-            while let Some(key) = at {
-                if let Some((tuple, _)) = t.candidates.get(key).filter(|(_, c)| c.link == i) {
-                    if tuples.try_reserve(1).is_err() {
-                        // The rest the next time.
-                        left_out = true;
-                        break;
-                    }
-                    tuples.push(*tuple);
+            for (_, tuple, _) in t.candidates.iter().filter(|(_, _, c)| c.link == i) {
+                if tuples.try_reserve(1).is_err() {
+                    // The rest the next time.
+                    left_out = true;
+                    break;
                 }
-                at = t.candidates.after(key);
+                tuples.push(*tuple);
             }
         }
         if let Some(l) = self.links.get_mut(i) {
@@ -306,16 +302,13 @@ impl State {
                 t.connected.make_newest(key);
             }
         }
-        let mut at = t.accepted.oldest();
-        while let Some(key) = at {
-            at = t.accepted.after(key);
-            let Some(m) = t.accepted.get_mut(key) else { continue };
+        t.accepted.each_mut(|m| {
             let was_offered = m.agreement.offered() == Some(i);
             m.agreement.step(gone);
             if was_offered && m.is_current() {
                 m.socket.set_reason(reason);
             }
-        }
+        });
         if soon != 0 {
             self.due(soon);
         }

@@ -433,14 +433,8 @@ impl State {
                 .as_ref()
                 .filter(|_| now.saturating_sub(a.unused_since) < UNUSED_ADVERT_NS)
             {
-                let mut at = t.accepted.oldest();
-                while let Some(key) = at.filter(|_| !needed) {
-                    needed = t
-                        .accepted
-                        .get(key)
-                        .is_some_and(|(t, m)| t.local_port() == a.port && m.is_current());
-                    at = t.accepted.after(key);
-                }
+                let mut all = t.accepted.iter();
+                needed |= all.any(|(_, t, m)| t.local_port() == a.port && m.is_current());
             }
             if needed {
                 more = true;
