@@ -95,6 +95,7 @@ soak: test-fresh
 
 soak-rdma: build
 	$(CARGO) test --release -p netacc-core --lib -- --ignored --nocapture thousand
+	NETACC_LIB_DIR="$(BIN_DIR)" NETACC_RIG_LONG=1 tests/rdma/run deleted
 	NETACC_LIB_DIR="$(BIN_DIR)" NETACC_RIG_LONG=1 tests/rdma/apps redis transfer many
 	NETACC_LIB_DIR="$(BIN_DIR)" NETACC_RIG_FAULTS=500 NETACC_RIG_SEED=$${NETACC_RIG_SEED:-1000} tests/rdma/faults
 
