@@ -235,6 +235,9 @@ pub(crate) enum Peers {
     /// They need none of this host's CPUs, and are some microseconds away: this thread makes room
     /// for others less often.
     OtherHosts,
+    /// They have no library, and stand anywhere: also on this host, behind a virtual device, where
+    /// they need its CPUs. They sleep until a packet comes, and so take longer than others.
+    Anybody,
 }
 
 impl Peers {
@@ -399,8 +402,10 @@ impl Channel {
     /// Where the peer is, for a thread that polls.
     #[inline]
     pub(crate) fn peers(&self) -> Peers {
-        if !self.far.is_shared() {
-            return Peers::OtherHosts;
+        match self.far {
+            Far::Process => {}
+            Far::Tcp(_) => return Peers::Anybody,
+            _ => return Peers::OtherHosts,
         }
         let cpu = self.side_mem(self.side ^ 1).last_cpu.load(Relaxed);
         if cpu == sys::cpu().wrapping_add(1) { Peers::SameCpu } else { Peers::OtherCpus }

@@ -71,6 +71,12 @@ impl Engines {
         }
     }
 
+    /// Whether who sleeps hears packets that come, and no thread tells him.
+    #[inline]
+    pub(crate) fn hear_packets(self) -> bool {
+        self.0 & Self::UTCP != 0
+    }
+
     /// The thread is about to sleep: from here on threads of the path's hear what comes. Look once
     /// more afterwards.
     pub(crate) fn before_sleep(self) {

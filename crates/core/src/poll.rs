@@ -350,11 +350,14 @@ fn poll_connections(fds: &mut [pollfd], timeout_ns: i64, mask: Mask) -> Result<R
                 continue;
             }
         }
+        let began = sys::ticks();
         let r = sleep(fds, &mut wants, &mut kernel, deadline, mask);
         if r != 0 {
             return Ok(r);
         }
-        if deadline != 0 && sys::now_ns() >= deadline {
+        let is_late = deadline != 0 && sys::now_ns() >= deadline;
+        wait::slept(Peers::of(wants.iter().map(|w| w.channel)), began, !is_late);
+        if is_late {
             return Ok(look_all(fds, &wants, &mut kernel, true));
         }
     }

@@ -22,7 +22,7 @@ use netacc_control::stats::{Counter, Reason};
 use netacc_ring::sleepers::{self, THREAD_PLACES};
 #[cfg(test)]
 pub(crate) use spin::ALONE;
-pub(crate) use spin::spin;
+pub(crate) use spin::{slept, spin};
 
 struct Place {
     taken: AtomicU32,
@@ -48,12 +48,23 @@ fn listen(set: i32, doorbell: i32, data: u64) -> bool {
     r >= 0 || r == -(libc::EEXIST as isize)
 }
 
-/// As [`listen`], to packets that come and that nobody has taken.
-fn hear_packets(set: i32, packets: i32, data: u64) -> bool {
-    let mut ev = epoll_event { events: (libc::EPOLLIN | libc::EPOLLET) as u32, u64: data };
+/// The set hears the next packet that comes, or one that nobody has taken yet; no other. (So who
+/// does not sleep is not told of each.)
+fn hear_packet(set: i32, packets: i32, data: u64) -> bool {
+    let events = libc::EPOLLIN | libc::EPOLLET | libc::EPOLLONESHOT;
+    let mut ev = epoll_event { events: events as u32, u64: data };
     // SAFETY: one valid event.
-    let r = unsafe { sys::epoll_ctl(set, libc::EPOLL_CTL_ADD, packets, &mut ev) };
-    r >= 0 || r == -(libc::EEXIST as isize)
+    let mut call = |op| unsafe { sys::epoll_ctl(set, op, packets, &mut ev) };
+    let r = call(libc::EPOLL_CTL_MOD);
+    r >= 0 || (r == -(libc::ENOENT as isize) && call(libc::EPOLL_CTL_ADD) >= 0)
+}
+
+/// A thread is about to sleep in a set that has joined these channels, or others sleep there on:
+/// what comes for one of them wakes it, if nobody has to tell.
+pub(crate) fn hear_packets<'a>(set: i32, channels: impl Iterator<Item = &'a Channel>, data: u64) {
+    for packets in channels.map(|c| c.far.packets()).filter(|fd| *fd >= 0) {
+        let _ = hear_packet(set, packets, data);
+    }
 }
 
 fn claim(range: core::ops::Range<usize>) -> Option<usize> {
@@ -166,7 +177,7 @@ pub(crate) fn wake_own(place: usize) {
 pub(crate) fn introduce(channel: &Channel, place: usize, set: i32, data: u64) -> bool {
     let Some(word) = channel.own_doorbells.get(place) else { return false };
     let packets = channel.far.packets();
-    if packets >= 0 && !hear_packets(set, packets, data) {
+    if packets >= 0 && !hear_packet(set, packets, data) {
         return false;
     }
     let known = word.load(Acquire);
@@ -431,8 +442,10 @@ fn sleep(sleeper: &Sleeper<'_>, mut ready: impl FnMut() -> bool) -> Woke {
         };
         stats::count(Counter::Sleeps);
         s.trace(Event::Sleep, side as u64);
+        let began = sys::ticks();
         // SAFETY: two valid pollfds; no mask.
         let r = unsafe { sleep::ppoll(fds.as_mut_ptr(), 2, limit, core::ptr::null()) };
+        slept(channel.peers(), began, r > 0);
         if r == -(libc::EINTR as isize) {
             woke = Woke::Signal;
         } else if r == 0 && posted && limit == timeout {
@@ -457,4 +470,32 @@ fn sleep(sleeper: &Sleeper<'_>, mut ready: impl FnMut() -> bool) -> Woke {
         s.raise(flag::CARRIER_SPOKE);
     }
     woke
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used, reason = "tests may fail loudly")]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn one_packet_is_heard_and_the_next_when_somebody_sleeps_again() {
+        let set = sys::epoll_create1(libc::EPOLL_CLOEXEC) as i32;
+        let packets = sys::eventfd(0, libc::EFD_CLOEXEC) as i32;
+        let heard = || {
+            let mut ev = [epoll_event { events: 0, u64: 0 }; 2];
+            // SAFETY: a buffer of that many events.
+            unsafe { sleep::epoll_wait(set, ev.as_mut_ptr(), 2, 0, core::ptr::null()) }
+        };
+        let comes = || assert_eq!(sys::write(packets, &1u64.to_ne_bytes()), 8);
+        assert!(hear_packet(set, packets, 7));
+        assert_eq!(heard(), 0);
+        comes();
+        assert_eq!(heard(), 1);
+        comes();
+        assert_eq!(heard(), 0, "nobody sleeps");
+        assert!(hear_packet(set, packets, 7));
+        assert_eq!(heard(), 1, "it came before the sleep, and nobody has taken it");
+        sys::close(packets);
+        sys::close(set);
+    }
 }

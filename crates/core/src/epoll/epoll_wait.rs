@@ -6,7 +6,7 @@ use super::report::is_news;
 use super::report::{Kernel, Local, Out, collect, collect_here, give_way, sort, visit};
 use super::{
     Counted, DOORBELL, EXTRAS, Epoll, Inner, KERNEL, KERNEL_VISIT_TICKS, LOOK_NS, TURNS, VISITS,
-    at, come_in, prod, prune_if_due, untag,
+    at, come_in, prod, prune_if_due, tag, untag,
 };
 use crate::channel::Peers;
 use crate::engines::Engines;
@@ -267,6 +267,7 @@ unsafe fn await_news(
         for c in &inner.channels {
             c.my_place(place.unwrap_or(0)).prepare_sleep();
         }
+        hear_packets(inner, epfd);
         inner.engines.before_sleep();
         let looks = inner.looks;
         inner.drain(e);
@@ -302,10 +303,14 @@ unsafe fn await_news(
         inner.sleepers = inner.sleepers.saturating_sub(1);
         inner.last_visit = sys::ticks();
         wake_up(inner, place);
+        if inner.sleepers > 0 {
+            hear_packets(inner, epfd);
+        }
         if r < 0 {
             return r;
         }
         inner.looked(e, began, r == room as isize);
+        wait::slept(peers_of(inner), began, r > 0);
         let events = local.filled(inner, r);
         out.within(room, |out| sort(inner, e, events, true, out));
         inner.drain(e);
@@ -340,9 +345,20 @@ fn look_once(e: &'static Epoll, inner: &mut Inner, epfd: c_int, out: &mut Out) -
     looked
 }
 
+/// The next packet wakes who sleeps in the set.
+fn hear_packets(inner: &Inner, epfd: c_int) {
+    if inner.engines.hear_packets() {
+        wait::hear_packets(epfd, inner.channels.iter().copied(), tag(DOORBELL));
+    }
+}
+
+fn peers_of(inner: &Inner) -> Peers {
+    Peers::of(inner.channels.iter().copied().filter(|c| c.dead.load(Relaxed) == 0))
+}
+
 /// Polls the rings for as long as that promises to be cheaper than a sleep.
 fn poll_first(e: &'static Epoll, inner: &mut Guard<'static, Inner>, epfd: c_int, out: &mut Out) {
-    let peers = Peers::of(inner.channels.iter().copied().filter(|c| c.dead.load(Relaxed) == 0));
+    let peers = peers_of(inner);
     let last = inner.last_visit;
     let engines = inner.engines;
     if !give_way(inner, || spin(e, peers, epfd, last, engines)) {

@@ -29,13 +29,42 @@ struct Luck {
     skipped: AtomicU32,
     /// Polls that paid since strangers last had the CPU.
     won: AtomicU32,
+    /// Polls that paid since one did not.
+    streak: AtomicU32,
+    /// Sleeps in a row that have ended soon ([`slept`]), and how many it takes; 0: [`SOON`].
+    soon: AtomicU32,
+    needed: AtomicU32,
 }
+
+impl Luck {
+    const fn new() -> Luck {
+        Luck {
+            budget_ns: AtomicU32::new(UNTRIED),
+            skipped: AtomicU32::new(0),
+            won: AtomicU32::new(0),
+            streak: AtomicU32::new(0),
+            soon: AtomicU32::new(0),
+            needed: AtomicU32::new(0),
+        }
+    }
+}
+
 /// So many polls of rings that paid are worth a slice of strangers'.
 const WORTH_A_SLICE: u32 = 200;
 const UNTRIED: u32 = u32::MAX;
-static LUCK: [Luck; 64] = [const {
-    Luck { budget_ns: AtomicU32::new(UNTRIED), skipped: AtomicU32::new(0), won: AtomicU32::new(0) }
-}; 64];
+static LUCK: [Luck; 64] = [const { Luck::new() }; 64];
+
+/// Where the peer has no library a thread that has given up polling learns from its sleeps that it
+/// would pay, as `looks` has it: the peer is woken by each message, so no short poll finds it. A
+/// sleep is this much longer than the poll that would have found the same.
+const WAKE_NS: u32 = 40_000;
+/// So many sleeps in a row, at first and at last: each time that it brings little it takes more.
+const SOON: u32 = 8;
+const SOON_MAX: u32 = 1 << 12;
+/// One poll in vain behind so many that paid says nothing.
+const STREAK: u32 = 8;
+/// So many that paid in a row are much success.
+const WORTH_IT: u32 = 32;
 
 /// Until when the CPUs are taken to be wanted by others, and how long the last such time was.
 static CROWDED_UNTIL: AtomicU64 = AtomicU64::new(0);
@@ -284,14 +313,124 @@ pub(crate) fn spin(peers: Peers, mut ready: impl FnMut() -> bool) -> bool {
         Polled::Found => {
             luck.budget_ns
                 .store(budget.saturating_mul(2).clamp(SPIN_PROBE_NS.min(cap), cap), Relaxed);
+            luck.paid();
             stats::count(Counter::SpinsWon);
             return true;
         }
         Polled::Signal => {}
         Polled::InVain => {
-            luck.budget_ns.store(luck.budget_ns.load(Relaxed).min(cap) / 2, Relaxed);
+            luck.in_vain(peers, cap);
             stats::count(Counter::SpinsLost);
         }
     }
     ready()
+}
+
+/// A sleep that began at `since` ([`sys::ticks`]) is over; `news`: something has come.
+#[inline]
+pub(crate) fn slept(peers: Peers, since: u64, news: bool) {
+    if peers == Peers::Anybody
+        && let Some(luck) = LUCK.get(process::tid() as usize % LUCK.len())
+    {
+        luck.slept(sys::ticks().saturating_sub(since), news, cap_ns());
+    }
+}
+
+impl Luck {
+    fn paid(&self) {
+        let streak = self.streak.load(Relaxed).saturating_add(1);
+        self.streak.store(streak, Relaxed);
+        if streak == WORTH_IT {
+            self.needed.store(0, Relaxed);
+        }
+    }
+
+    fn in_vain(&self, peers: Peers, cap: u32) {
+        let streak = self.streak.swap(0, Relaxed);
+        // (Half of what a peer takes that has to be woken finds nothing ever again.)
+        if peers == Peers::Anybody && streak >= STREAK {
+            return;
+        }
+        let budget = self.budget_ns.load(Relaxed).min(cap);
+        self.budget_ns.store(budget / 2, Relaxed);
+        if (SPIN_PROBE_NS..2 * SPIN_PROBE_NS).contains(&budget) && peers == Peers::Anybody {
+            let needed = self.needed.load(Relaxed).max(SOON / 2) * 2;
+            self.needed.store(needed.min(SOON_MAX), Relaxed);
+        }
+    }
+
+    /// A sleep of so many ticks is over.
+    fn slept(&self, ticks: u64, news: bool, cap: u32) {
+        if !news || cap == 0 || ticks > sys::ticks_of_ns(cap.saturating_add(WAKE_NS)) {
+            return self.soon.store(0, Relaxed);
+        }
+        let soon = self.soon.load(Relaxed) + 1;
+        if soon < self.needed.load(Relaxed).max(SOON) {
+            return self.soon.store(soon, Relaxed);
+        }
+        self.soon.store(0, Relaxed);
+        self.budget_ns.store(cap, Relaxed);
+    }
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used, reason = "tests may fail loudly")]
+mod tests {
+    use super::*;
+
+    const CAP: u32 = SPIN_MAX_NS;
+
+    fn budget(luck: &Luck) -> u32 {
+        luck.budget_ns.load(Relaxed).min(CAP)
+    }
+
+    fn gives_up(luck: &Luck) {
+        while budget(luck) >= SPIN_PROBE_NS {
+            luck.in_vain(Peers::Anybody, CAP);
+        }
+    }
+
+    #[test]
+    fn short_sleeps_make_a_thread_poll_again_and_more_of_them_each_time_that_brings_nothing() {
+        let luck = Luck::new();
+        let mut needed = SOON;
+        for _ in 0..12 {
+            gives_up(&luck);
+            for _ in 1..needed {
+                luck.slept(1, true, CAP);
+                assert!(budget(&luck) < SPIN_PROBE_NS);
+            }
+            luck.slept(1, true, CAP);
+            assert_eq!(budget(&luck), CAP);
+            needed = (needed * 2).min(SOON_MAX);
+        }
+        for _ in 0..WORTH_IT {
+            luck.paid();
+        }
+        assert_eq!(luck.needed.load(Relaxed), 0);
+    }
+
+    #[test]
+    fn long_sleeps_and_those_without_news_begin_the_count_anew() {
+        let luck = Luck::new();
+        gives_up(&luck);
+        for n in 0..100 {
+            let long = sys::ticks_of_ns(2 * CAP);
+            luck.slept(if n % 16 == 7 { long } else { 1 }, n % 16 != 15, CAP);
+        }
+        assert!(budget(&luck) < SPIN_PROBE_NS);
+    }
+
+    #[test]
+    fn one_poll_in_vain_behind_many_that_paid_shortens_none_where_the_peer_has_to_be_woken() {
+        let luck = Luck::new();
+        luck.budget_ns.store(CAP, Relaxed);
+        for peers in [Peers::Anybody, Peers::OtherCpus] {
+            for _ in 0..STREAK {
+                luck.paid();
+            }
+            luck.in_vain(peers, CAP);
+            assert_eq!(budget(&luck) == CAP, peers == Peers::Anybody);
+        }
+    }
 }
