@@ -71,7 +71,16 @@ pub(crate) struct Driver {
     inner: Vec<Option<Inner>>,
     /// The slot of each of the engine's numbers.
     slots: Vec<u16>,
+    /// When packets were last taken, and when timers were last looked at ([`sys::ticks`]).
+    turned_at: u64,
+    looked_at: u64,
 }
+
+/// Who only sends takes packets so often.
+const TURN_NS: u64 = 20_000;
+/// Where no packet has come timers are looked at so often, some 20 µs: a look that finds nothing
+/// has to be as short as can be, because a thread that polls makes little else.
+const LOOK_TICKS: u64 = 50_000;
 
 /// What is left to do for a connection that is back.
 pub(crate) struct Returned {
@@ -158,7 +167,7 @@ impl Outside {
         // all that is not written here may be zero.
         unsafe {
             let at = at.as_ptr();
-            (&raw mut (*at).turn).write(Mutex::new(Driver { engine, inner, slots }));
+            (&raw mut (*at).turn).write(Mutex::new(Driver::new(engine, inner, slots)));
             (&raw mut (*at).owner).write(AtomicPtr::new(owner));
             (&raw mut (*at).tell).write(tell);
             (&raw mut (*at).interface).write(interface);
@@ -257,10 +266,16 @@ impl Outside {
             // It is the kernel's still: what has changed is the thread's to see.
             return;
         }
-        self.mark(slot);
-        // (None where a handler has interrupted this very thread in it.)
         if let Some(mut driver) = self.turn.lock_unless_mine() {
-            driver.turn(self, sys::now_ns());
+            let now = sys::now_ns();
+            driver.visit(self, slot, now);
+            // (Who only sends drives the engine, too.)
+            if now.saturating_sub(driver.turned_at) >= TURN_NS {
+                driver.turn(self, now);
+            }
+        } else {
+            // A handler has interrupted this very thread in it.
+            self.mark(slot);
         }
         self.serve_marks();
     }
@@ -268,7 +283,11 @@ impl Outside {
     /// Bytes were taken from a slot's ring: they are not unread any more, should the process be
     /// killed, and their room is the peer's.
     pub(crate) fn consumed(&self, slot: usize) {
-        self.mark(slot);
+        if let Some(mut driver) = self.turn.try_lock() {
+            driver.hear_read(self, slot);
+        } else {
+            self.mark(slot);
+        }
         self.serve_marks();
     }
 
@@ -321,9 +340,16 @@ impl Outside {
     /// something.
     pub(crate) fn drive(&self) -> bool {
         let Some(mut driver) = self.turn.try_lock() else { return false };
-        self.visits.fetch_add(1, Relaxed);
-        let now = sys::now_ns();
-        let busy = driver.turn(self, now);
+        // (By who has the turn alone.)
+        self.visits.store(self.visits.load(Relaxed).wrapping_add(1), Relaxed);
+        let ticks = sys::ticks();
+        let due = ticks.wrapping_sub(driver.looked_at) >= LOOK_TICKS
+            || driver.engine.has_packets()
+            || self.marked.load(SeqCst);
+        let busy = due && {
+            driver.looked_at = ticks;
+            driver.turn(self, sys::now_ns())
+        };
         drop(driver);
         if self.marked.load(SeqCst) {
             self.serve_marks();
@@ -336,6 +362,10 @@ impl Outside {
 }
 
 impl Driver {
+    const fn new(engine: Engine, inner: Vec<Option<Inner>>, slots: Vec<u16>) -> Driver {
+        Driver { engine, inner, slots, turned_at: 0, looked_at: 0 }
+    }
+
     /// A connection is out from here on, by its number with the engine; both rings are empty.
     pub(crate) fn begin(
         &mut self,
@@ -372,7 +402,8 @@ impl Driver {
 
     /// Takes packets, and does what is due. True: there was something.
     pub(crate) fn turn(&mut self, device: &Outside, now: u64) -> bool {
-        let mut busy = self.engine.turn(now);
+        self.turned_at = now;
+        let mut busy = self.engine.take(now);
         while let Some(number) = self.engine.next_news() {
             busy = true;
             if let Some(slot) = self.slots.get(number as usize).copied() {
@@ -391,18 +422,24 @@ impl Driver {
         busy
     }
 
+    /// The application has taken bytes from a slot's ring. (Packets that have come meanwhile wait
+    /// until somebody waits for them.)
+    fn hear_read(&mut self, device: &Outside, slot: usize) {
+        let Some(Some(inner)) = self.inner.get_mut(slot) else { return };
+        let Some(carried) = self.engine.carried(inner.number) else { return };
+        inner.hear_read(carried);
+        // There is more than the ring had room for, or a window that is worth it is told at once.
+        if carried.readable() > inner.shown || carried.connection().acknowledges() {
+            self.visit(device, slot, sys::now_ns());
+        }
+    }
+
     /// Brings bytes between the engine and a slot's rings.
     pub(crate) fn visit(&mut self, device: &Outside, slot: usize, now: u64) {
         let Some(Some(inner)) = self.inner.get_mut(slot) else { return };
         let Some(carried) = self.engine.carried(inner.number) else { return };
-        // What the application has taken, first: its room goes out with what is sent.
-        let read = inner.inb_words.head.load(Acquire);
-        let count = read.wrapping_sub(inner.read).min(inner.shown);
-        if count > 0 {
-            carried.consumed(count);
-            inner.read = read;
-            inner.shown -= count;
-        }
+        // First: its room goes out with what is sent.
+        inner.hear_read(carried);
         loop {
             // (Of a ring of this process's own the words say the truth.)
             let there = inner.out.refresh().unwrap_or(0) as u64;
@@ -457,6 +494,17 @@ impl Driver {
 }
 
 impl Inner {
+    /// What the application has taken is not unread any more.
+    fn hear_read(&mut self, carried: &mut netacc_utcp::carried::Carried) {
+        let read = self.inb_words.head.load(Acquire);
+        let count = read.wrapping_sub(self.read).min(self.shown);
+        if count > 0 {
+            carried.consumed(count);
+            self.read = read;
+            self.shown -= count;
+        }
+    }
+
     /// Puts what has come into the ring, as far as there is room. True: something.
     fn show(&mut self, carried: &netacc_utcp::carried::Carried) -> bool {
         let mut any = false;

@@ -176,6 +176,10 @@ fn prepare(socket: &Fd, steering: &Steering, interface: u32) -> Result<Ring, Err
 }
 
 impl Port for Device {
+    fn has_any(&self) -> bool {
+        self.ring.status().load(Ordering::Relaxed) & TP_STATUS_USER != 0
+    }
+
     fn send(&mut self, frame: &Frame<'_>) -> Sent {
         let Some(vnet) = vnet::header(frame) else {
             return Sent::Refused(Errno(libc::EINVAL));

@@ -52,6 +52,11 @@ pub struct Arrived<'a> {
 
 /// Sends and receives packets of the flows that are taken over.
 pub trait Port {
+    /// Whether a packet may have come: where nobody can tell it may.
+    fn has_any(&self) -> bool {
+        true
+    }
+
     /// Hands a packet to the device.
     fn send(&mut self, frame: &Frame<'_>) -> Sent;
 

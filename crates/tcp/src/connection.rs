@@ -334,6 +334,12 @@ impl Connection {
         self.receive.nxt - START
     }
 
+    /// What has arrived is to be acknowledged, or a window to be told, at once.
+    #[must_use]
+    pub const fn acknowledges(&self) -> bool {
+        self.receive.ack_is_due()
+    }
+
     /// Why the kernel should go on, if it should.
     #[must_use]
     pub const fn over(&self) -> Option<Reason> {

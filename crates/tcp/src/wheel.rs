@@ -58,9 +58,18 @@ impl Wheel {
     pub fn set(&mut self, index: u32, at: Option<Nanos>) {
         self.unlink(index);
         if let Some(at) = at {
-            // Never too early: up to the next tick.
-            let tick = at.div_ceil(1 << TICK_BITS).min(u64::MAX >> TICK_BITS).max(self.now);
-            self.link(index, tick);
+            self.link(index, tick_of(at).max(self.now));
+        }
+    }
+
+    /// The timer of that number goes off by this time, or before it, and then for nothing: one that
+    /// is set stays if it is early enough, also where none is needed any more. Timers that are put
+    /// off all the time cost next to nothing so.
+    pub fn set_at_most(&mut self, index: u32, at: Option<Nanos>) {
+        let Some(at) = at else { return };
+        let early = |node: &Node| node.slot != NONE && node.tick <= tick_of(at);
+        if !self.nodes.get(index as usize).is_some_and(early) {
+            self.set(index, Some(at));
         }
     }
 
@@ -161,6 +170,11 @@ impl Wheel {
     }
 }
 
+/// Never too early: up to the next tick.
+fn tick_of(at: Nanos) -> u64 {
+    at.div_ceil(1 << TICK_BITS).min(u64::MAX >> TICK_BITS)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -215,6 +229,20 @@ mod tests {
         wheel.set(1, Some(1));
         wheel.set(NONE, Some(1));
         assert_eq!((wheel.next(), wheel.expire(u64::MAX)), (None, None));
+    }
+
+    #[test]
+    fn a_timer_that_is_put_off_stays_where_it_is_and_an_earlier_time_moves_it() {
+        let mut wheel = Wheel::new(2, 0).unwrap();
+        wheel.set_at_most(0, Some(70 * TICK));
+        for at in [Some(80 * TICK), Some(70 * TICK), None] {
+            wheel.set_at_most(0, at);
+            assert_eq!(wheel.nodes[0].tick, 70);
+        }
+        wheel.set_at_most(0, Some(50 * TICK));
+        assert_eq!((wheel.expire(50 * TICK), wheel.expire(u64::MAX)), (Some(0), None));
+        wheel.set_at_most(0, None);
+        assert_eq!(wheel.next(), None, "nothing comes of nothing");
     }
 
     #[test]

@@ -236,7 +236,7 @@ impl<P: Steered> Engine<P> {
         let Some(place) = place_of(index).and_then(|at| self.places.get_mut(at)) else { return };
         if let Some(carried) = place {
             carried.transmit(&mut self.port, now);
-            self.wheel.set(index, carried.next_timer());
+            self.wheel.set_at_most(index, carried.next_timer());
             if carried.over().is_some() && !carried.told {
                 carried.told = true;
                 self.over.push(index);
@@ -244,8 +244,24 @@ impl<P: Steered> Engine<P> {
         }
     }
 
+    /// Whether packets wait to be taken.
+    #[must_use]
+    pub fn has_packets(&self) -> bool {
+        self.port.has_any()
+    }
+
     /// Takes packets that came, and does what is due: whether there was anything.
     pub fn turn(&mut self, now: Nanos) -> bool {
+        self.round(now, true)
+    }
+
+    /// As [`Engine::turn`]; but what can wait until the caller calls [`Engine::after`] for each
+    /// that [`Engine::next_news`] names does so.
+    pub fn take(&mut self, now: Nanos) -> bool {
+        self.round(now, false)
+    }
+
+    fn round(&mut self, now: Nanos, all: bool) -> bool {
         let mut busy = false;
         self.now = now;
         if now >= self.look_at {
@@ -257,7 +273,9 @@ impl<P: Steered> Engine<P> {
             busy = true;
             if let Some(index) = index {
                 self.has_news(index);
-                self.after(index, now);
+                if all || self.carried(index).is_some_and(|c| c.connection().acknowledges()) {
+                    self.after(index, now);
+                }
             }
         }
         while let Some(index) = self.wheel.expire(now) {
