@@ -5,8 +5,9 @@
 //! segment that was put together from many, is fetched by a call of its own. TPACKET_V3 gives a
 //! packet only with its whole block, or after a millisecond.
 //!
-//! What goes out is copied by `sendmsg`, headers and payload from where they are. A mapped ring
-//! for sending would be copied as well on virtual links, where the receiver keeps the pages.
+//! What goes out is copied by `sendmsg`, headers and payload from where they are; what is short is
+//! put together before, and sent as one. A mapped ring for sending would be copied as well on
+//! virtual links, where the receiver keeps the pages.
 //!
 //! The socket takes packets before tcx does, so it sees those that go no further.
 
@@ -193,10 +194,15 @@ impl Port for Device {
         }
         let [first, second] = frame.payload;
         let parts = [&vnet[..], &ethernet, frame.headers, first, second];
-        let mut result = send_parts(&self.socket, &parts);
+        let small = small(&mut self.large, &parts);
+        let send = || match small {
+            Some(bytes) => send_whole(&self.socket, bytes),
+            None => send_parts(&self.socket, &parts),
+        };
+        let mut result = send();
         if result == Err(Errno(libc::ENETDOWN)) {
             // It was down: that is said once. If it is, it is said again.
-            result = send_parts(&self.socket, &parts);
+            result = send();
         }
         match result {
             Ok(_) => {
@@ -241,6 +247,31 @@ impl Port for Device {
             return Some(result);
         }
     }
+}
+
+/// What has no more bytes than this is put together here: the kernel takes one part for less than
+/// five.
+const SMALL: usize = 1024;
+
+/// The parts, one behind the other, if they are short.
+fn small<'a>(place: &'a mut [u8], parts: &[&[u8]; 5]) -> Option<&'a [u8]> {
+    let length = parts.iter().map(|part| part.len()).sum();
+    let whole = place.get_mut(..length).filter(|_| length <= SMALL)?;
+    let mut rest = &mut *whole;
+    for part in parts {
+        let (first, behind) = rest.split_at_mut_checked(part.len())?;
+        first.copy_from_slice(part);
+        rest = behind;
+    }
+    Some(whole)
+}
+
+fn send_whole(socket: &Fd, bytes: &[u8]) -> Result<usize, Errno> {
+    let flags = (libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL) as usize;
+    let at = bytes.as_ptr() as usize;
+    let arguments = [socket.number() as usize, at, bytes.len(), flags, 0, 0];
+    // SAFETY: the kernel reads so many bytes of a live slice, and no address.
+    checked(unsafe { syscall(libc::SYS_sendto, arguments) })
 }
 
 fn send_parts(socket: &Fd, parts: &[&[u8]; 5]) -> Result<usize, Errno> {
@@ -338,3 +369,20 @@ impl Drop for Ring {
 }
 
 const _: () = assert!(BLOCK.is_multiple_of(PLACE) && (PLACE * PLACES).is_multiple_of(BLOCK));
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_short_is_put_together_and_what_is_long_is_not() {
+        let mut place = [7; SMALL + 2];
+        let payload = [1; SMALL];
+        let parts = |n: usize| [&b"vnet"[..], b"", b"headers", &payload[..n], b"end"];
+        let whole = parts(5).concat();
+        assert_eq!(small(&mut place, &parts(5)), Some(&whole[..]));
+        assert!(small(&mut place, &parts(SMALL - 14)).is_some());
+        assert!(small(&mut place, &parts(SMALL - 13)).is_none());
+        assert!(small(&mut place[..10], &parts(5)).is_none());
+    }
+}
