@@ -10,7 +10,8 @@ The server answers each request with the same bytes backwards. The client writes
 and what it has sent and received to FILE.sent and FILE.received; `lives` is so many, one behind the
 other, FILE.0 and so on. `read` compares a capture with such files: of each direction its bytes
 (`whole`, or `part: N gaps`), flags and comments, as JSON. A byte that is wrong, or a gap that no
-comment tells, is an error.
+comment tells, is an error. CAPTURE_HOST: the address that is listened at or connected to, instead
+of the loopback's.
 """
 
 import json, os, pathlib, random, re, socket, struct, subprocess, sys, threading, time
@@ -26,10 +27,14 @@ def receive(s, n):
     return data
 
 
+def host(family):
+    return os.environ.get("CAPTURE_HOST", "::1" if family == socket.AF_INET6 else "127.0.0.1")
+
+
 def server(port, family):
     listener = socket.socket(family)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    listener.bind(("::1" if family == socket.AF_INET6 else "127.0.0.1", port))
+    listener.bind((host(family), port))
     listener.listen(64)
 
     def serve(s):
@@ -47,7 +52,7 @@ def server(port, family):
 
 
 def client(port, file, requests, most, pause, family, options):
-    s = socket.create_connection(("::1" if family == socket.AF_INET6 else "127.0.0.1", port))
+    s = socket.create_connection((host(family), port))
     pathlib.Path(file).write_text(str(s.getsockname()[1]))
     rng = random.Random(port)
     with open(f"{file}.sent", "wb") as sent, open(f"{file}.received", "wb") as received:

@@ -1,0 +1,27 @@
+# `netacc capture` of a process whose connection is on RDMA: all that it has sent is in the file, of
+# what it has received a part, and no byte is wrong.
+# shellcheck shell=bash disable=SC2154
+
+app='/rig/build/netacc_run python3 -B /rig/tree/tests/apps/capture_app.py'
+# taken EXPRESSION: of what was captured, the directions named as the client has them.
+taken() {
+  python3 "$RDMA/../apps/capture_app.py" read "$X/server.pcapng" "$X/talk" >"$TMP/taken" 2>&1 || { tail -n 3 "$TMP/taken"; return; }
+  json "$TMP/taken" "(lambda of: $1)(lambda way: it.get(open('$X/talk').read() + ' ' + way, {}))"
+}
+for kind in rxe siw; do
+  # (32 KB, less than a ring has: nothing is written over before it was looked at.)
+  rig two --device $kind "export CAPTURE_HOST=10.0.0.1
+$app server 7000 & server=\$!
+listening() { ss -Hltn 'sport = 7000' | grep -q .; }
+wait_for 30 listening
+/rig/build/netacc capture -p \$server -w /rig/exchange/server.pcapng 2>/rig/exchange/said & capture=\$!
+wait_for 30 test -s /rig/exchange/server.pcapng && tell up
+await client-ended; sleep 1
+kill -INT \$capture; wait \$capture; echo status \$?
+kill \$server" "await up && CAPTURE_HOST=\$SERVER $app client 7000 /rig/exchange/talk 200 300 0.01; tell client-ended"
+  is "capture-$kind" 0 "" "server: status 0"
+  same "capture-$kind-is-of-rdma" True "$(taken 'any("rdma, python3" in said for way in ("sent", "received") for said in of(way).get("said", []))')"
+  same "capture-$kind-has-all-that-was-sent" whole "$(taken 'of("received").get("state")')"
+  same "capture-$kind-has-no-wrong-byte" True "$(taken 'of("sent") is not None')"
+  check "capture-$kind-sums-up" grep -qE '^netacc capture: [0-9]+ packets with [0-9]+ bytes of 1 connections' "$X/said"
+done
