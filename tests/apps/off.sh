@@ -1,13 +1,14 @@
 #!/usr/bin/env bash
 # The off-switch (`netacc cfg set NACC_ENABLE_RDMA_DEFAULT`), to and fro under load: no byte is
 # wrong, no client sees an error, nobody waits for ever.
-# NETACC_OFF_SECONDS: how long each load runs (default: 12).
+# NETACC_OFF_SECONDS: how long each load runs at least (default: 12); NETACC_OFF_TIMES: how often it
+# is off and on meanwhile, at least (default: 0).
 . "$(dirname "$0")/lib.sh"
 need_library
 command -v python3 >/dev/null || { skip all "no python3"; finish; exit; }
 CFG=("$LIB_DIR/netacc" cfg)
 APP=$(dirname "$0")/off_app.py
-SECONDS_EACH=${NETACC_OFF_SECONDS:-12}
+SECONDS_EACH=${NETACC_OFF_SECONDS:-12} TIMES=${NETACC_OFF_TIMES:-0}
 
 switch() { "${CFG[@]}" set --wait 5 NACC_ENABLE_RDMA_DEFAULT "$@" >>"$TMP/switched" 2>&1; }
 on_path() { "$SS" --path "$1" --json "$2" | grep -c '"fd"'; }
@@ -75,11 +76,12 @@ exec {IN}>&-
 if wait_for 20 grep -q '^done' "$TMP/idle"; then ok others-go-on; else fail others-go-on "$(cat "$TMP/idle.err")"; fi
 kill -CONT "$STOPPED"
 
-# toggle SECONDS PID... : off and on, in one process, in the others, in all; prints how often.
+# toggle SECONDS PID... : off and on, in one process, in the others, in all, for so long and at
+# least $TIMES times; prints how often.
 toggle() {
   local end=$((SECONDS + $1)) n=0; shift
   local all; all=$(IFS=,; echo "$*")
-  while [ $SECONDS -lt $end ]; do
+  while [ $SECONDS -lt $end ] || [ $n -lt "$TIMES" ]; do
     for who in "$1" "$all" "${@: -1}" "$all"; do
       switch 0 -p "$who"; switch 1 -p "$who"; n=$((n + 1))
       # Long enough, now and then, for connections to be accelerated again.
@@ -94,12 +96,13 @@ PORT=$(free_port)
 become_accel python3 "$APP" server "$PORT" 2>"$TMP/load-server.err" &
 SERVER=$!; PIDS+=("$SERVER")
 wait_for 10 listens || { fail start-load "$(cat "$TMP/load-server.err")"; finish; exit 1; }
-become_accel python3 "$APP" client "$PORT" $((SECONDS_EACH + 4)) >"$TMP/load" 2>"$TMP/load.err" &
+become_accel python3 "$APP" client "$PORT" >"$TMP/load" 2>"$TMP/load.err" &
 LOAD=$!; PIDS+=("$LOAD")
 wait_for 20 grep -q '^[0-9]*$' "$TMP/load"
 if wait_for 20 some on_path shm "$LOAD"; then ok load-is-accelerated; else fail load-is-accelerated "$("$SS" -s sock "$LOAD")"; fi
 times=$(toggle "$SECONDS_EACH" "$SERVER" "$LOAD")
 switch 1 -p "$SERVER,$LOAD"
+kill "$LOAD"
 if wait "$LOAD"; then ok every-byte "$times times off and on, $(tail -n 1 "$TMP/load")"; else
   fail every-byte "$(cat "$TMP/load" "$TMP/load.err" "$TMP/load-server.err")"; fi
 same load-without-complaints '' "$(cat "$TMP/load-server.err")"
@@ -111,8 +114,7 @@ if command -v redis-server >/dev/null; then
   SERVER=$!; PIDS+=("$SERVER")
   wait_for 30 sh -c "redis-cli -p $PORT ping | grep -qx PONG"
   bench() {
-    local end=$((SECONDS + SECONDS_EACH + 2))
-    while [ $SECONDS -lt $end ]; do
+    until [ -e "$TMP/enough" ]; do
       accel redis-benchmark -p "$PORT" -n 20000 -c 20 -d 300 -t set,get,lrange_100 -q || return 1
     done
   }
@@ -121,6 +123,7 @@ if command -v redis-server >/dev/null; then
   wait_for 20 some on_path shm "$SERVER"
   before=$("$SS" --json "$SERVER" | tr -d ' \n' | grep -o '"shm":[0-9]*' | sed -n 2p)
   times=$(toggle "$SECONDS_EACH" "$SERVER")
+  touch "$TMP/enough"
   if wait "$BENCH" && ! grep -qiE 'error|could not|closed' "$TMP/bench"; then ok redis "$times times off and on; before $before"; else
     fail redis "$(tail -n 20 "$TMP/bench")"; fi
   after=$("$SS" --json "$SERVER" | tr -d ' \n' | grep -o '"shm":[0-9]*' | sed -n 2p)

@@ -1,7 +1,7 @@
 """Load for off.sh: a server that sends back what comes, and a client that compares it.
 
 off_app.py server PORT
-off_app.py client PORT SECONDS: threads that wait in recv, poll, select and epoll, each with
+off_app.py client PORT: until SIGTERM, threads that wait in recv, poll, select and epoll, each with
 connections of its own that it makes anew all the time, and some that stay and are mostly idle. At
 the end it says how much has gone to and fro.
 off_app.py idle PORT COUNT OTHER: so many connections to one port, three to the other, which have
@@ -11,6 +11,7 @@ import os
 import random
 import select
 import selectors
+import signal
 import socket
 import sys
 import threading
@@ -97,8 +98,9 @@ def use(how, port, moved):
             moved[0] += sum(exchange(how, connection, 64) for _ in range(random.choice([1, 30])))
 
 
-def client(port, seconds):
+def client(port):
     failed = []
+    signal.signal(signal.SIGTERM, lambda *_: STOP.set())
 
     def run(how, moved):
         try:
@@ -114,8 +116,7 @@ def client(port, seconds):
     for thread in threads:
         thread.start()
     print(os.getpid(), flush=True)
-    STOP.wait(seconds)
-    STOP.set()
+    STOP.wait()
     for thread in threads:
         thread.join(30)
         if thread.is_alive():
@@ -144,4 +145,4 @@ if __name__ == "__main__":
         serve(int(sys.argv[2]))
     if sys.argv[1] == "idle":
         sys.exit(idle(*map(int, sys.argv[2:])))
-    client(int(sys.argv[2]), float(sys.argv[3]))
+    client(int(sys.argv[2]))
