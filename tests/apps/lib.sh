@@ -56,9 +56,12 @@ accel() { env LD_PRELOAD="$LIB" NACC_LOG_PATH="$TMP/netacc.log" "$@"; }
 # The same for `become_accel COMMAND &`: $! is then the command's pid.
 become_accel() { exec env LD_PRELOAD="$LIB" NACC_LOG_PATH="$TMP/netacc.log" "$@"; }
 
-# A TCP port that is free now.
+# A TCP port that is free now, at every address, and that the kernel gives to no client (whose
+# connection would keep a server that is started later from it).
 free_port() {
-  perl -MIO::Socket::INET -e 'print IO::Socket::INET->new(Listen => 1, LocalAddr => "127.0.0.1", LocalPort => 0)->sockport'
+  perl -MIO::Socket::INET -e 'for (1 .. 1000) {
+    my $s = IO::Socket::INET->new(Listen => 1, LocalAddr => "0.0.0.0", LocalPort => 10000 + int rand 20000) or next;
+    print $s->sockport; exit 0 } exit 1'
 }
 
 # wait_for SECONDS COMMAND... : until it succeeds.
