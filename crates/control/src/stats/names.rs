@@ -124,8 +124,8 @@ reasons! {
         "Start the peer with netacc_run as well, with acceleration turned on and no rule of netacc.conf that keeps the connection on TCP. The search goes on as long as the connection is used.";
     ListenerWithoutLibrary "listener-without-library" "No process with the library is known to accept connections at the peer's port.",
         "Start the server with netacc_run as well. The search goes on as long as the connection is used.";
-    DisabledByConfig "disabled-by-config" "The configuration turns acceleration off.",
-        "Set NACC_ENABLE_RDMA_DEFAULT=1.";
+    DisabledByConfig "disabled-by-config" "The configuration turns acceleration off, or has done so since the connection was made.",
+        "Set NACC_ENABLE_RDMA_DEFAULT=1. Where that is so again (netacc cfg get): what has gone back stays on TCP; connect anew.";
     SampledOut "sampled-out" "NACC_CONNECT_RDMA_PERCENT left this connection on TCP.",
         "Raise NACC_CONNECT_RDMA_PERCENT to 100.";
     PeerRefused "peer-refused" "The peer's library refused the offer.",
