@@ -12,7 +12,8 @@ become_accel python3 "$APP" server "$PORT" 2>"$TMP/server.err" &
 SERVER=$!; PIDS+=("$SERVER")
 listens() { (: <"/dev/tcp/127.0.0.1/$PORT") 2>/dev/null; }
 wait_for 10 listens || { fail start "$(cat "$TMP/server.err")"; finish; exit 1; }
-coproc CLIENT { become_accel python3 "$APP" client "$PORT" 2>"$TMP/client.err"; }
+printf '[netacc]\n' >"$TMP/client.conf"
+coproc CLIENT { NACC_CONF=$TMP/client.conf become_accel python3 "$APP" client "$PORT" 2>"$TMP/client.err"; }
 read -r -t 20 -u "${CLIENT[0]}" PID; PIDS+=("$PID")
 
 # tell WORDS... : the client does that; prints its answer.
@@ -67,7 +68,7 @@ told nobody 2 '--all' "${CFG[@]}" set NACC_LOG_LEVEL 1
 told no-process 1 'no such process' "${CFG[@]}" set NACC_LOG_LEVEL 1 -p 4194304
 told without-library 1 'is not loaded' "${CFG[@]}" set NACC_LOG_LEVEL 1 -p $$
 # Who asks past the tool is checked by the library: the same line, with a value that is none.
-line() { printf 'netacc-cfg 1 7 99999999999999999 %s\n' "$1"; }
+line() { printf 'netacc-cfg 1 7 9999999999999999999 %s\n' "$1"; }
 pipe=$(ls -l "/proc/$PID/fd" | awk '/pipe:/ && $9 > 900 {print $9; exit}')
 for wrong in NACC_LOG_LEVEL=6 NACC_SOR_MSG_SIZE=4096 NACC_X=1 NACC_LOG_LEVEL; do line "$wrong" >"/proc/$PID/fd/$pipe"; done
 head -c 60000 /dev/urandom >"/proc/$PID/fd/$pipe"
@@ -96,6 +97,33 @@ told both 0 "($CHILD): NACC_POLL_TCP_US 0 -> 50" "${CFG[@]}" set NACC_POLL_TCP_U
 same both-have-it 50 "$("${CFG[@]}" get NACC_POLL_TCP_US -p "$PID")"
 # (Others on this machine have the library, too: nothing is set in all processes here.)
 told all 0 "python3 ($CHILD)" "${CFG[@]}" list --all
+
+# The rules of its file, as that is now: for the next connection.
+rules() { printf '[netacc]\n%s\n' "$1" >"$TMP/client.conf"; }
+ruled() { "$SS" --reason rule --json "$PID" | grep -c '"fd"'; }
+opens() { tell open 1 >/dev/null; becomes "$2" ruled && becomes "$3" on_path shm; }
+rules "[rule here]
+port=$PORT
+user=$(id -u)
+accelerate=0"
+told reload 0 "$TMP/client.conf: 1 rule, for connections made from now on" "${CFG[@]}" reload -p "$PID"
+check reload-takes-effect opens 1 1 5
+rules "[rule here]
+port=http
+accelerate=0"
+told reload-mistake 1 "client.conf:3: port=http: not a number that can be" "${CFG[@]}" reload -p "$PID"
+"$SS" -s cfg "$PID" >"$TMP/before"
+line rules= >"/proc/$PID/fd/$pipe"
+told reload-mistake-past-the-tool 0 'at once' "${CFG[@]}" set NACC_LOG_LEVEL 2 -p "$PID"
+same reload-mistake-changes-nothing "$(cat "$TMP/before")" "$("$SS" -s cfg "$PID")"
+rm "$TMP/client.conf"
+told reload-gone 1 'cannot read its configuration file' "${CFG[@]}" reload -p "$PID"
+check reload-gone-changes-nothing opens 1 2 5
+rules ''
+told reload-none 0 'client.conf: 0 rules' "${CFG[@]}" reload -p "$PID"
+check reload-none-takes-effect opens 1 2 6
+told reload-whose 2 '--all' "${CFG[@]}" reload
+same used-by-new-rules done "$(tell use)"
 
 # Each configuration is kept: a process can have so many, and goes back to each of them.
 for n in $(seq 70); do "${CFG[@]}" set NACC_POLL_TCP_US "$n" -p "$PID" >/dev/null 2>&1; done

@@ -13,7 +13,10 @@ PORT=$(free_port)
 # ends NAME: starts a server and a client, each with the rules of $SERVER and $CLIENT, and sets what
 # they say: SAYS[server], SAYS[client]. They stay until `over`.
 declare -A SAYS
+# (Who has ended meanwhile reads nothing.)
+trap : PIPE
 ends() {
+  SAYS=()
   local address=${ADDRESS:-127.0.0.1} listen=${LISTEN:-${ADDRESS:-127.0.0.1}} run=("${RUN:-$PYTHON}" "$APP")
   [ -z "${SCRIPT:-}" ] || run=("$SCRIPT")
   printf '[netacc]\n%s\n' "$SERVER" >"$TMP/server.conf"
@@ -22,7 +25,11 @@ ends() {
   : >"$TMP/said.server"; : >"$TMP/said.client"
   NACC_CONF=$TMP/server.conf become_accel "$PYTHON" "$APP" server "$listen" "$PORT" <"$TMP/in.server" >"$TMP/said.server" 2>"$TMP/err.server" &
   SERVER_PID=$!; PIDS+=("$SERVER_PID"); exec {IN_SERVER}>"$TMP/in.server"
-  wait_for 10 grep -q ready "$TMP/said.server" || return
+  if ! wait_for 30 grep -q ready "$TMP/said.server"; then
+    SAYS[server]="not ready: $(cat "$TMP/err.server")"
+    CLIENT_PID=$SERVER_PID; exec {IN_CLIENT}>/dev/null
+    return
+  fi
   NACC_CONF=$TMP/client.conf become_accel "${run[@]}" client "$address" "$PORT" <"$TMP/in.client" >"$TMP/said.client" 2>"$TMP/err.client" &
   CLIENT_PID=$!; PIDS+=("$CLIENT_PID"); exec {IN_CLIENT}>"$TMP/in.client"
   wait_for 30 grep -q . "$TMP/said.client"
@@ -88,6 +95,11 @@ accelerate=0'
 client user 'tcp rule' "[rule r]
 user=$(id -u)
 accelerate=0"
+if grep -q "^$(id -un):" /etc/passwd; then
+  client user-name 'tcp rule' "[rule r]
+user=$(id -un),$(id -u)
+accelerate=0"
+fi
 client other-user 'shm none' "[rule r]
 user=$(($(id -u) + 1))-4294967295
 accelerate=0"
@@ -138,6 +150,10 @@ same mistake-status 2 "$status"
 same mistake "netacc_run: $TMP/bad.conf:6: port=http: not a number that can be; valid: ports, such as 1000 or 1000-1999" "$out"
 client mistake-in-the-library 'tcp rule' "$BAD"
 check mistake-is-logged grep -F 'port=http: not a number that can be' "$TMP/netacc.log"
+
+NO_USER=$(sed 's/accelerate=1/user=no-such-user\n&/; s/port=http/port=1/' <<<"$BAD")
+client no-such-user 'tcp rule' "$NO_USER"
+check no-such-user-is-logged grep -F 'user=no-such-user: no such user' "$TMP/netacc.log"
 
 # A file that is gone, as in a chroot, when the first connection begins.
 LOSES=1 both read-before-it-is-gone 'tcp rule' '[rule r]

@@ -20,10 +20,11 @@ mod paths;
 mod profile;
 mod rules;
 mod setting;
+mod users;
 
 pub use cpu_list::{CPU_MAX, CpuList};
 pub use error::{ConfigError, Place};
-pub use live::{Answer, REQUEST_BYTES_MAX, Request};
+pub use live::{Answer, REQUEST_BYTES_MAX, RULES, Request};
 pub use paths::Paths;
 pub use profile::{PROFILES, Profile};
 pub use rules::{Direction, Network, Program, RULES_MAX, Rule, Subject};
@@ -31,6 +32,7 @@ pub use setting::{
     Cli, DEFAULT_FILE, ENV_FILE, ENV_FROM_COMMAND_LINE, Effect, Key, Kind, SECTION, SETTINGS,
     Setting, TakesEffect,
 };
+pub use users::{NO_USERS, PASSWD, Users, number_in};
 
 use crate::stats::CONFIG_BYTES;
 use alloc::format;
@@ -234,14 +236,15 @@ impl Default for Config {
 impl Config {
     /// Resolves a configuration for `netacc_run`: any mistake anywhere is an error.
     ///
-    /// `file` is path and content, `cli` what stands on the command line. A file that does not
-    /// exist is `None`.
+    /// `file` is path and content, `cli` what stands on the command line, `users` whom rules may
+    /// name. A file that does not exist is `None`.
     pub fn resolve(
         file: Option<(&str, &str)>,
         env: Env<'_>,
         cli: &[(Key, &str)],
+        users: Users<'_>,
     ) -> Result<(Config, Origins), Vec<ConfigError>> {
-        let (config, origins, errors) = Config::resolve_lossy(file, env, cli);
+        let (config, origins, errors) = Config::resolve_lossy(file, env, cli, users);
         if errors.is_empty() { Ok((config, origins)) } else { Err(errors) }
     }
 
@@ -251,8 +254,9 @@ impl Config {
         file: Option<(&str, &str)>,
         env: Env<'_>,
         cli: &[(Key, &str)],
+        users: Users<'_>,
     ) -> (Config, Origins, Vec<ConfigError>) {
-        let mut raw = Raw::new(file.map(|(path, _)| path));
+        let mut raw = Raw::new(file.map(|(path, _)| path), users);
         if let Some((path, text)) = file {
             raw.read_file(path, text);
         }
@@ -434,7 +438,7 @@ const HEADER_BYTES: usize = 64;
 /// The rules that [`Config::render`] wrote, and whether these are all: where there was no room for
 /// the whole text, the one that was cut is left out as well.
 pub fn rendered_rules(text: &str) -> (Vec<Rule>, bool) {
-    let mut rules = Config::resolve_lossy(Some(("", text)), &|_| None, &[]).0.rules;
+    let mut rules = Config::resolve_lossy(Some(("", text)), &|_| None, &[], NO_USERS).0.rules;
     let has_room = text.len() + HEADER_BYTES <= CONFIG_BYTES;
     let is_whole = text.ends_with(RULES_END) || (rules.is_empty() && has_room);
     if !is_whole {
@@ -459,8 +463,9 @@ enum Value {
 }
 
 /// What the sources say, before it is put together.
-struct Raw {
+struct Raw<'a> {
     path: Option<String>,
+    users: Users<'a>,
     /// By key, what its strongest source gives; `None` where nobody gives it, or that value is bad:
     /// the default.
     given: Vec<Option<(Value, Origin)>>,
@@ -468,10 +473,11 @@ struct Raw {
     errors: Vec<ConfigError>,
 }
 
-impl Raw {
-    fn new(path: Option<&str>) -> Raw {
+impl<'a> Raw<'a> {
+    fn new(path: Option<&str>, users: Users<'a>) -> Raw<'a> {
         Raw {
             path: path.map(String::from),
+            users,
             given: Key::ALL.iter().map(|_| None).collect(),
             rules: Vec::new(),
             errors: Vec::new(),

@@ -8,11 +8,12 @@ use crate::{heap, process, sys};
 use alloc::boxed::Box;
 use alloc::string::{String, ToString};
 use alloc::vec::Vec;
+use core::cell::OnceCell;
 use core::ffi::{CStr, c_int};
 use core::sync::atomic::{AtomicBool, AtomicPtr, Ordering::*};
 use netacc_control::config::{
-    Answer, Config, DEFAULT_FILE, ENV_FILE, ENV_FROM_COMMAND_LINE, Key, Origin, Origins, Program,
-    Rule, SETTINGS,
+    Answer, Config, ConfigError, DEFAULT_FILE, ENV_FILE, ENV_FROM_COMMAND_LINE, Key, Origin,
+    Origins, PASSWD, Place, Program, RULES, Rule, SETTINGS, number_in,
 };
 
 /// What the environment held when the process started; programs overwrite it later.
@@ -146,23 +147,12 @@ fn resolve() -> &'static Resolved {
     // Whichever test asks first, it is the configuration of all of them.
     #[cfg(test)]
     crate::testing::init();
-    // SAFETY: set once to a leaked box.
-    let environment = unsafe { ENVIRONMENT.load(Acquire).as_ref() };
-    let get = |name: &str| {
-        environment
-            .and_then(|e| e.values.iter().find(|(n, _)| *n == name))
-            .map(|(_, v)| v.to_string())
-    };
-    let path = get(ENV_FILE).filter(|path| !path.is_empty());
-    let path = path.unwrap_or_else(|| DEFAULT_FILE.to_string());
-    let (text, problem) = read_file(&path);
-    let (mut config, origins, errors) =
-        Config::resolve_lossy(text.as_deref().map(|t| (path.as_str(), t)), &get, &[]);
+    let environment = environment();
+    let Read { path, mut config, origins, errors, problem, .. } = read(environment);
     if problem.is_some() {
         // It may have a rule that nobody has seen (ADR 0019).
         config.rules.insert(0, Rule::of_unreadable_file());
     }
-    keep_own(&mut config.rules, environment.map_or("", |e| &e.started));
     let text = config.render(&origins);
     let new = Box::into_raw(Box::new(Resolved { config, origins, text, before: None }));
     match RESOLVED.compare_exchange(core::ptr::null_mut(), new, AcqRel, Acquire) {
@@ -188,6 +178,58 @@ fn resolve() -> &'static Resolved {
     }
 }
 
+fn environment() -> Option<&'static Environment> {
+    // SAFETY: set once to a leaked box.
+    unsafe { ENVIRONMENT.load(Acquire).as_ref() }
+}
+
+/// What the environment and the file say.
+struct Read {
+    path: String,
+    is_there: bool,
+    config: Config,
+    origins: Origins,
+    errors: Vec<ConfigError>,
+    /// Why that is not all.
+    problem: Option<Problem>,
+}
+
+/// What they say, the file as it is at this moment; of the rules those of this program.
+fn read(environment: Option<&Environment>) -> Read {
+    let get = |name: &str| {
+        environment
+            .and_then(|e| e.values.iter().find(|(n, _)| *n == name))
+            .map(|(_, v)| v.to_string())
+    };
+    let path = get(ENV_FILE).filter(|path| !path.is_empty());
+    let path = path.unwrap_or_else(|| DEFAULT_FILE.to_string());
+    let (text, problem) = read_file(&path);
+    // (Only who names users has the file read that knows them.)
+    let passwd = OnceCell::new();
+    let users = |name: &str| {
+        number_in(passwd.get_or_init(|| read_file(PASSWD).0.unwrap_or_default()), name)
+    };
+    let file = text.as_deref().map(|t| (path.as_str(), t));
+    let (mut config, origins, errors) = Config::resolve_lossy(file, &get, &[], &users);
+    keep_own(&mut config.rules, environment.map_or("", |e| &e.started));
+    Read { is_there: text.is_some(), path, config, origins, errors, problem }
+}
+
+/// The rules that the file has by now, beside the parameters that are in effect. What cannot be
+/// understood as a whole changes nothing: unlike at the start there are rules that somebody wanted.
+fn with_new_rules(now: &Resolved) -> Result<(Config, Origins), Answer> {
+    let read = read(environment());
+    let is_of_file = |error: &ConfigError| matches!(error.place, Place::File { .. });
+    match read {
+        // (A file that is not there any more may be behind a new root.)
+        Read { problem: Some(_), .. } | Read { is_there: false, .. } => Err(Answer::Unread),
+        Read { errors, .. } if errors.iter().any(is_of_file) => Err(Answer::Mistake),
+        Read { config, .. } => {
+            Ok((Config { rules: config.rules, ..now.config.clone() }, now.origins.clone()))
+        }
+    }
+}
+
 /// Of the rules those that may hold in this program, which was started by `name`.
 fn keep_own(rules: &mut Vec<Rule>, name: &str) {
     if rules.is_empty() {
@@ -202,13 +244,18 @@ fn keep_own(rules: &mut Vec<Rule>, name: &str) {
     rules.retain(|rule| rule.is_of(Program { file, name }));
 }
 
-/// The parameter `name` has another value from here on. The service thread's alone.
+/// The parameter `name` has another value from here on, or ([`RULES`]) the rules are read again.
+/// The service thread's alone.
 pub(crate) fn change(name: &str, value: &str) -> Answer {
     let now = resolved();
     if !heap::plenty() {
         return Answer::NoMemory;
     }
-    let (config, origins) = match now.config.changed(&now.origins, name, value) {
+    let changed = match name {
+        RULES => with_new_rules(now),
+        _ => now.config.changed(&now.origins, name, value),
+    };
+    let (config, origins) = match changed {
         Ok(new) => new,
         Err(answer) => return answer,
     };

@@ -9,7 +9,7 @@ use crate::raw;
 use clap::ArgMatches;
 use netacc_control::config::{
     Config, ConfigError, DEFAULT_FILE, ENV_FILE, ENV_FROM_COMMAND_LINE, Key, Origin, Origins,
-    Place, Profile,
+    PASSWD, Place, Profile, number_in,
 };
 use std::ffi::{OsStr, OsString};
 use std::io::Read;
@@ -165,10 +165,9 @@ pub(crate) fn configure(
     let cli: Vec<(Key, &str)> = given.iter().map(|(key, text)| (*key, text.as_str())).collect();
     let file_text = file.as_ref().map(|(path, text)| (path.to_string_lossy(), text.as_str()));
     let file_text = file_text.as_ref().map(|(path, text)| (path.as_ref(), *text));
-    let resolved =
-        Config::resolve(file_text, &text, &cli).map_err(|errors: Vec<ConfigError>| {
-            errors.iter().map(ToString::to_string).collect::<Vec<_>>()
-        })?;
+    let resolved = Config::resolve(file_text, &text, &cli, &user_of(Path::new("/"))).map_err(
+        |errors: Vec<ConfigError>| errors.iter().map(ToString::to_string).collect::<Vec<_>>(),
+    )?;
 
     if is_named && let Some((path, _)) = file {
         environment.set(ENV_FILE, path.into_os_string());
@@ -188,6 +187,12 @@ pub(crate) fn configure(
     }
     environment.set(ENV_FROM_COMMAND_LINE, OsString::from(keys.join(",")));
     Ok(resolved)
+}
+
+/// The users that have names where `/` is `root`, as the library finds them there.
+pub(crate) fn user_of(root: &Path) -> impl Fn(&str) -> Option<u32> {
+    let passwd = root.join(PASSWD.trim_start_matches('/'));
+    move |name| number_in(&String::from_utf8_lossy(&std::fs::read(&passwd).ok()?), name)
 }
 
 /// The configuration file of a private prefix that this program was installed in. (The library

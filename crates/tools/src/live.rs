@@ -1,7 +1,7 @@
 //! Another value for a parameter of a process that runs: asks its library (`docs/design/cfg.md`).
 
 use crate::segment::{self, Segment, SegmentError, field};
-use netacc_control::config::{Answer, Key, Request};
+use netacc_control::config::{Answer, Request};
 use netacc_control::stats::Path;
 use std::ffi::OsString;
 use std::fmt;
@@ -63,6 +63,14 @@ impl fmt::Display for Failure {
                  and take a new one after a restart",
             ),
             Failure::Refused(Answer::NoMemory) => f.write_str("it has no memory for that"),
+            Failure::Refused(Answer::Unread) => f.write_str(
+                "it cannot read its configuration file any more (another user, another root), or \
+                 has none; its rules are as they were, until it is started again",
+            ),
+            Failure::Refused(Answer::Mistake) => f.write_str(
+                "its configuration file has a mistake, which `netacc_run -f FILE true` names; its \
+                 rules are as they were",
+            ),
             Failure::Refused(Answer::Done) => f.write_str("done"),
             Failure::Unspeakable => f.write_str("the value has control characters, or is too long"),
         }
@@ -75,8 +83,9 @@ impl From<SegmentError> for Failure {
     }
 }
 
-/// Sets a value in a process, which has so long to take it up.
-pub fn set(pid: u32, key: Key, value: &str, limit: Duration) -> Result<(), Failure> {
+/// Sets a value in a process, which has so long to take it up. `name`: that of a parameter, or
+/// [`netacc_control::config::RULES`].
+pub fn set(pid: u32, name: &str, value: &str, limit: Duration) -> Result<(), Failure> {
     let until = Instant::now() + limit;
     let segment = Segment::of(pid)?;
     // One tool at a time, by the file that they all read: the next answer overwrites this one.
@@ -91,7 +100,7 @@ pub fn set(pid: u32, key: Key, value: &str, limit: Duration) -> Result<(), Failu
     let request = Request {
         number: number(),
         until_unix_ns: unix_ns().saturating_add(nanoseconds(limit)),
-        name: key.name(),
+        name,
         value,
     };
     let line = request.line().ok_or(Failure::Unspeakable)?;
@@ -195,10 +204,16 @@ fn nanoseconds(time: Duration) -> u64 {
     u64::try_from(time.as_nanos()).unwrap_or(u64::MAX)
 }
 
+/// The name of a process, and its configuration as it shows it.
+pub fn configuration(pid: u32) -> Result<(String, String), SegmentError> {
+    let config = Segment::of(pid)?.header.config;
+    Ok((segment::name(pid)?, config))
+}
+
 /// The name and the parameters of a process: name, value, origin.
 pub fn parameters(pid: u32) -> Result<(String, Vec<[String; 3]>), SegmentError> {
-    let segment = Segment::of(pid)?;
-    let all = netacc_control::config::parse_rendered(&segment.header.config);
+    let (name, config) = configuration(pid)?;
+    let all = netacc_control::config::parse_rendered(&config);
     let all = all.map(|(name, value, origin)| [name, value, origin].map(str::to_owned));
-    Ok((segment::name(pid)?, all.collect()))
+    Ok((name, all.collect()))
 }

@@ -344,6 +344,13 @@ pub fn cfg_command() -> Command {
         let seconds: Option<f64> = text.parse().ok().filter(|s| (0.01..=3600.0).contains(s));
         seconds.ok_or_else(|| String::from("valid: 0.01 to 3600 seconds"))
     };
+    let wait = || {
+        Arg::new("wait")
+            .long("wait")
+            .value_name("seconds")
+            .help("How long a process is waited for (default: 2)")
+            .value_parser(seconds)
+    };
     Command::new("cfg")
         .about("Show the parameters, or set one while a program runs")
         .version(VERSION)
@@ -374,13 +381,15 @@ pub fn cfg_command() -> Command {
                         .required(true),
                 )
                 .args(whose())
-                .arg(
-                    Arg::new("wait")
-                        .long("wait")
-                        .value_name("seconds")
-                        .help("How long a process is waited for (default: 2)")
-                        .value_parser(seconds),
-                )
+                .arg(wait())
+                .group(ArgGroup::new("whose").args(["pid", "all"]).required(true))
+                .arg(json()),
+        )
+        .subcommand(
+            Command::new("reload")
+                .about("Have processes that run read the rules of their file again")
+                .args(whose())
+                .arg(wait())
                 .group(ArgGroup::new("whose").args(["pid", "all"]).required(true))
                 .arg(json()),
         )

@@ -7,7 +7,9 @@
 //! NETACC_BLESS=1 cargo test -p netacc-tools --test manual
 //! ```
 
-use netacc_control::config::{Cli, Config, Key, Kind, PROFILES, SETTINGS, Setting, TakesEffect};
+use netacc_control::config::{
+    Cli, Config, Key, Kind, NO_USERS, PROFILES, SETTINGS, Setting, TakesEffect,
+};
 use netacc_control::stats::{Counter, Reason};
 use netacc_tools::options::{ORDER, VERSION, run_command, value_name};
 use std::fmt::Write as _;
@@ -228,10 +230,12 @@ fn the_page_of_reasons_and_counters_is_up_to_date() {
 fn sample_file_is_up_to_date_and_gives_the_defaults() {
     let text = template("netacc.conf").replace("@SETTINGS@", &sample_file());
     check("netacc.conf", &text);
-    let (config, _) = Config::resolve(Some(("netacc.conf", &text)), &|_| None, &[]).unwrap();
+    let (config, _) =
+        Config::resolve(Some(("netacc.conf", &text)), &|_| None, &[], NO_USERS).unwrap();
     assert_eq!(config, Config::default());
     let all = text.replace("\n#NACC_", "\nNACC_");
-    let (config, origins) = Config::resolve(Some(("netacc.conf", &all)), &|_| None, &[]).unwrap();
+    let (config, origins) =
+        Config::resolve(Some(("netacc.conf", &all)), &|_| None, &[], NO_USERS).unwrap();
     assert_eq!(config, Config::default());
     for key in Key::ALL {
         assert_eq!(origins.of(*key).as_str(), "file");

@@ -3,6 +3,7 @@
 mod support;
 
 use netacc_control::Config;
+use netacc_control::config::NO_USERS;
 use netacc_control::stats::{
     CHANNEL_SLOTS, CONNS_OFFSET, ChannelRecord, ConnRecord, Counter, Header, MAGIC, MEMFD_NAME,
     Reason, VERSION,
@@ -80,6 +81,7 @@ impl Segment {
             Some(("/etc/netacc.conf", "[netacc]\nNACC_LOG_PATH=\"/a b\"\n")),
             &|name| (name == "NACC_SOR_IO_THREADS").then(|| String::from("2")),
             &[],
+            NO_USERS,
         )
         .unwrap();
         segment.config(&config.render(&origins));

@@ -24,7 +24,7 @@ impl Section {
     }
 }
 
-impl Raw {
+impl Raw<'_> {
     pub(super) fn read_file(&mut self, path: &str, text: &str) {
         let mut section = Section::None;
         let mut lines: Vec<Option<u32>> = Key::ALL.iter().map(|_| None).collect();
@@ -51,7 +51,7 @@ impl Raw {
                         let bit = rules::KEYS.iter().position(|key| *key == name);
                         let bit = bit.map_or(0, |key| 1 << key);
                         let wrong = match *seen & bit {
-                            0 => rule.set(name, value),
+                            0 => rule.set(name, value, self.users),
                             _ => Err(("given twice", String::from("each key once"))),
                         };
                         *seen |= bit;

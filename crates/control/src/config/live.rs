@@ -9,6 +9,9 @@ use alloc::string::String;
 pub const REQUEST_BYTES_MAX: usize = 4096;
 /// What every request begins with: of another version nothing is understood.
 const HEAD: &str = "netacc-cfg 1";
+/// In the place of a parameter's name: the rules of the process's file are read again. Its value is
+/// empty.
+pub const RULES: &str = "rules";
 
 /// What a tool asks of a process.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -58,17 +61,23 @@ pub enum Answer {
     TooMany = 5,
     /// There is no memory for it.
     NoMemory = 6,
+    /// The process cannot read its file, or has none.
+    Unread = 7,
+    /// There is a mistake in the file.
+    Mistake = 8,
 }
 
 impl Answer {
     /// Every answer.
-    pub const ALL: [Answer; 6] = [
+    pub const ALL: [Answer; 8] = [
         Answer::Done,
         Answer::UnknownName,
         Answer::BadValue,
         Answer::AtRestart,
         Answer::TooMany,
         Answer::NoMemory,
+        Answer::Unread,
+        Answer::Mistake,
     ];
     /// The largest number of a request.
     pub const NUMBER_MAX: u64 = u64::MAX >> 8;
@@ -122,10 +131,11 @@ impl Config {
 
 #[cfg(test)]
 mod tests {
+    use super::super::NO_USERS;
     use super::*;
 
     fn start() -> (Config, Origins) {
-        Config::resolve(None, &|_| None, &[]).unwrap()
+        Config::resolve(None, &|_| None, &[], NO_USERS).unwrap()
     }
 
     #[test]

@@ -41,7 +41,7 @@ impl Profile {
 
 #[cfg(test)]
 mod tests {
-    use super::super::{Config, Origin};
+    use super::super::{Config, NO_USERS, Origin};
     use super::*;
 
     #[test]
@@ -53,7 +53,8 @@ mod tests {
         let file = std::format!("[netacc]\n{all}");
         for profile in PROFILES {
             for file in [None, Some(("f", file.as_str()))] {
-                let (config, origins) = Config::resolve(file, &|_| None, profile.values).unwrap();
+                let (config, origins) =
+                    Config::resolve(file, &|_| None, profile.values, NO_USERS).unwrap();
                 for (key, value) in profile.values {
                     assert_eq!(config.value_text(*key), *value, "{}", profile.name);
                     assert_eq!(origins.of(*key), Origin::CommandLine);

@@ -6,6 +6,7 @@
 //! it may have wanted that, and TCP is never wrong. (`netacc_run` starts nothing with such a file.)
 
 use super::paths::Paths;
+use super::users::{PASSWD, Users};
 use alloc::format;
 use alloc::string::{String, ToString};
 use alloc::vec::Vec;
@@ -217,10 +218,10 @@ impl Rule {
     }
 
     /// Takes a value.
-    pub(super) fn set(&mut self, key: &str, text: &str) -> Result<(), Wrong> {
+    pub(super) fn set(&mut self, key: &str, text: &str, known: Users<'_>) -> Result<(), Wrong> {
         match key {
             "program" => self.programs = list(text, program)?,
-            "user" => self.users = list(text, |word| range(word, "user numbers (id -u NAME)"))?,
+            "user" => self.users = list(text, |word| users(word, known))?,
             "port" => {
                 self.ports = list(text, |word| match range(word, "ports")? {
                     range if *range.start() == 0 => Err(("not a port", valid_range("ports"))),
@@ -368,6 +369,15 @@ fn program(word: &str) -> Result<String, Wrong> {
         return Err(("not a program's name", String::from(valid)));
     }
     Ok(String::from(word))
+}
+
+/// Numbers of users, or the name of one.
+fn users(word: &str, known: Users<'_>) -> Result<RangeInclusive<u32>, Wrong> {
+    if word.bytes().all(|byte| byte.is_ascii_digit() || byte == b'-' || byte == b' ') {
+        return range(word, "user numbers");
+    }
+    let user = known(word).map(|user| user..=user);
+    user.ok_or_else(|| ("no such user", format!("names in {PASSWD}, or numbers, 1000-1999")))
 }
 
 fn valid_range(what: &str) -> String {

@@ -8,7 +8,7 @@ fn resolve(
 ) -> Result<(Config, Origins), Vec<String>> {
     let env: HashMap<&str, &str> = env.iter().copied().collect();
     let file = (!file.is_empty()).then_some(("/etc/netacc.conf", file));
-    Config::resolve(file, &|key| env.get(key).map(|text| text.to_string()), cli)
+    Config::resolve(file, &|key| env.get(key).map(|text| text.to_string()), cli, NO_USERS)
         .map_err(|errors| errors.iter().map(ToString::to_string).collect())
 }
 
@@ -157,7 +157,7 @@ fn paths_are_resolved_as_any_other_value() {
     assert_eq!(of(file, &env, &[]), ("tcp".into(), Origin::Environment));
     assert_eq!(of(file, &env, &[(Key::Paths, "rdma")]), ("rdma".into(), Origin::CommandLine));
     let (config, _, errors) =
-        Config::resolve_lossy(Some(("/f", "[netacc]\nNACC_PATHS=\n")), &|_| None, &[]);
+        Config::resolve_lossy(Some(("/f", "[netacc]\nNACC_PATHS=\n")), &|_| None, &[], NO_USERS);
     assert_eq!((config, errors.len()), (Config::default(), 1));
 }
 
@@ -239,7 +239,7 @@ fn the_library_goes_on_with_defaults() {
         "/f",
         "[netacc]\nNACC_SOR_IO_THREADS=x\nNACC_LOG_LEVEL=1\nNACC_LOG_LEVEL=2\nNACC_RDMA_MR_MIN_INC_SIZE=5000\n",
     );
-    let (config, origins, errors) = Config::resolve_lossy(Some(file), &|_| None, &[]);
+    let (config, origins, errors) = Config::resolve_lossy(Some(file), &|_| None, &[], NO_USERS);
     assert_eq!(config, Config { log_level: LogLevel::Debug, ..Config::default() });
     assert_eq!(origins.of(Key::IoThreads), Origin::Default);
     assert_eq!(errors.len(), 3);
@@ -248,11 +248,11 @@ fn the_library_goes_on_with_defaults() {
 #[test]
 fn errors_are_bounded_and_printable() {
     let text = "\u{1b}[31m\n".repeat(1000);
-    let (_, _, errors) = Config::resolve_lossy(Some(("/f", &text)), &|_| None, &[]);
+    let (_, _, errors) = Config::resolve_lossy(Some(("/f", &text)), &|_| None, &[], NO_USERS);
     assert_eq!(errors.len(), ERRORS_MAX);
     assert!(errors.iter().all(|error| !error.to_string().contains('\u{1b}')));
     let long = "a".repeat(100_000);
-    let (_, _, errors) = Config::resolve_lossy(Some(("/f", &long)), &|_| None, &[]);
+    let (_, _, errors) = Config::resolve_lossy(Some(("/f", &long)), &|_| None, &[], NO_USERS);
     assert!(errors[0].to_string().len() < 300);
 }
 
@@ -263,10 +263,15 @@ fn no_input_panics() {
         resolve("", &[("NACC_LOG_PATH", "/a b#c"), ("NACC_SOR_AFFINITY", "1-3,5")], &[]).unwrap();
     let full = config.render(&origins);
     for end in 0..full.len() {
-        Config::resolve_lossy(full.get(..end).map(|text| ("/f", text)), &|_| None, &[]);
+        Config::resolve_lossy(full.get(..end).map(|text| ("/f", text)), &|_| None, &[], NO_USERS);
         for damage in ["\"", "#", "=", "[", "9", "\n", "\u{0}", "é"] {
             if let (Some(a), Some(b)) = (full.get(..end), full.get(end + 1..)) {
-                Config::resolve_lossy(Some(("/f", &format!("{a}{damage}{b}"))), &|_| None, &[]);
+                Config::resolve_lossy(
+                    Some(("/f", &format!("{a}{damage}{b}"))),
+                    &|_| None,
+                    &[],
+                    NO_USERS,
+                );
             }
         }
     }

@@ -8,10 +8,12 @@ use crate::processes::{self, Looks, Unknown};
 use crate::segment::SegmentError;
 use crate::show::{Table, printable};
 use clap::ArgMatches;
-use netacc_control::config::{Config, Key, TakesEffect};
+use netacc_control::config::{Config, DEFAULT_FILE, Key, RULES, TakesEffect, rendered_rules};
 use serde_json::{Value, json};
 use std::ffi::c_int;
+use std::fs;
 use std::io::{self, Write};
+use std::path::PathBuf;
 use std::time::Duration;
 
 const TOOL: &str = "netacc";
@@ -20,6 +22,7 @@ const TOOL: &str = "netacc";
 pub fn main(matches: &ArgMatches) -> c_int {
     match matches.subcommand() {
         Some(("get", matches)) => get(matches),
+        Some(("reload", matches)) => reload(matches),
         Some(("set", matches)) => set(matches),
         Some((_, matches)) => list(matches),
         None => STATUS_USAGE,
@@ -252,8 +255,7 @@ fn set(matches: &ArgMatches) -> c_int {
         Ok(pids) => pids,
         Err(status) => return status,
     };
-    let limit = matches.get_one::<f64>("wait").copied().unwrap_or(2.0);
-    let limit = Duration::from_secs_f64(limit);
+    let limit = limit(matches);
     let outcomes: Vec<Outcome> =
         pids.into_iter().map(|pid| set_in(pid, key, value, limit)).collect();
     let failed = outcomes.iter().any(|outcome| outcome.done.is_err());
@@ -272,6 +274,11 @@ fn set(matches: &ArgMatches) -> c_int {
     print(TOOL, &text).max(status)
 }
 
+/// How long a process is waited for.
+fn limit(matches: &ArgMatches) -> Duration {
+    Duration::from_secs_f64(matches.get_one::<f64>("wait").copied().unwrap_or(2.0))
+}
+
 fn set_in(pid: u32, key: Key, value: &str, limit: Duration) -> Outcome {
     let (name, before) = live::parameters(pid)
         .map(|(name, all)| {
@@ -279,7 +286,7 @@ fn set_in(pid: u32, key: Key, value: &str, limit: Duration) -> Outcome {
             (name, before.map(|[_, value, _]| value).unwrap_or_default())
         })
         .unwrap_or_default();
-    let done = live::set(pid, key, value, limit);
+    let done = live::set(pid, key.name(), value, limit);
     let is_off = key == Key::AccelerateByDefault && value == "0" && done.is_ok();
     let left = if is_off { live::await_tcp(pid, limit) } else { None };
     Outcome { pid, name, before, done, left }
@@ -317,4 +324,85 @@ fn outcome_text(outcome: &Outcome, key: Key, value: &str) -> String {
         shown(value),
         key.takes_effect().as_str()
     )
+}
+
+/// What became of the rules in one process.
+struct Reloaded {
+    pid: u32,
+    name: String,
+    /// Its configuration file, as the process names it.
+    file: String,
+    /// How many rules there are for it.
+    rules: usize,
+    done: Result<(), String>,
+}
+
+/// The rules of the files that processes have are read again.
+fn reload(matches: &ArgMatches) -> c_int {
+    let pids = match meant(matches) {
+        Ok(pids) => pids,
+        Err(status) => return status,
+    };
+    let limit = limit(matches);
+    let all: Vec<Reloaded> = pids.into_iter().map(|pid| reload_in(pid, limit)).collect();
+    let status = if all.iter().any(|one| one.done.is_err()) { STATUS_FAILED } else { 0 };
+    if matches.get_flag("json") {
+        let all = all.iter().map(|one| {
+            json!({
+                "pid": one.pid,
+                "name": one.name,
+                "file": one.file,
+                "rules": one.rules,
+                "is_set": one.done.is_ok(),
+                "error": one.done.as_ref().err(),
+            })
+        });
+        return print(TOOL, &format!("{:#}\n", Value::Array(all.collect()))).max(status);
+    }
+    let mut text = String::new();
+    for Reloaded { pid, name, file, rules, done } in &all {
+        match done {
+            Ok(()) => {
+                let (name, file) = (printable(name), printable(file));
+                let word = if *rules == 1 { "rule" } else { "rules" };
+                text += &format!(
+                    "{name} ({pid}): {file}: {rules} {word}, for connections made from now on\n"
+                );
+            }
+            Err(problem) => complain(format_args!("{pid}: {problem}")),
+        }
+    }
+    print(TOOL, &text).max(status)
+}
+
+fn reload_in(pid: u32, limit: Duration) -> Reloaded {
+    let (mut name, mut file, mut rules) = Default::default();
+    let mut ask = || -> Result<(), String> {
+        let is = live::configuration(pid).map_err(|error| error.to_string())?;
+        let named = is.1.lines().next().and_then(|line| line.strip_prefix("# file: "));
+        (name, file) = (is.0, named.unwrap_or(DEFAULT_FILE).to_owned());
+        check_file(pid, &file)?;
+        live::set(pid, RULES, "", limit).map_err(|failure| failure.to_string())?;
+        let is = live::configuration(pid).map_err(|error| error.to_string())?;
+        rules = rendered_rules(&is.1).0.len();
+        Ok(())
+    };
+    let done = ask();
+    Reloaded { pid, name, file, rules, done }
+}
+
+/// Says the mistakes of a process's file, which it will not take, as far as it can be read from
+/// here. (The process itself is asked in any case, and may see another file.)
+fn check_file(pid: u32, file: &str) -> Result<(), String> {
+    let root = PathBuf::from(format!("/proc/{pid}/root"));
+    let seen = root.join(file.trim_start_matches('/'));
+    let is_file = file.starts_with('/') && seen.metadata().is_ok_and(|is| is.is_file());
+    let Some(text) = is_file.then(|| fs::read_to_string(&seen).ok()).flatten() else {
+        return Ok(());
+    };
+    let users = launch::user_of(&root);
+    Config::resolve(Some((file, &text)), &|_| None, &[], &users).map(drop).map_err(|errors| {
+        let errors: Vec<String> = errors.iter().map(ToString::to_string).collect();
+        format!("{}; its rules are as they were", errors.join("; "))
+    })
 }

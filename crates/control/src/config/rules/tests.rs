@@ -1,11 +1,13 @@
-use super::super::{Config, ConfigError, Key, SECTION, parse_rendered, rendered_rules};
+use super::super::{Config, ConfigError, Key, NO_USERS, SECTION, parse_rendered, rendered_rules};
 use super::*;
 use std::string::ToString;
 
 fn resolve(rules: &str) -> Result<Vec<Rule>, Vec<String>> {
     let text = format!("[{SECTION}]\nNACC_LOG_LEVEL=2\n{rules}");
     let told = |errors: Vec<ConfigError>| errors.iter().map(ToString::to_string).collect();
-    Config::resolve(Some(("/f", &text)), &|_| None, &[]).map(|c| c.0.rules).map_err(told)
+    let users = |name: &str| [("www-data", 33), ("3proxy", 1033)].into_iter().find(|u| u.0 == name);
+    let users = |name: &str| users(name).map(|user| user.1);
+    Config::resolve(Some(("/f", &text)), &|_| None, &[], &users).map(|c| c.0.rules).map_err(told)
 }
 
 fn one(conditions: &str) -> Rule {
@@ -30,6 +32,15 @@ fn a_rule_holds_when_all_its_conditions_do() {
     assert!(holds(Subject { user: 0, ..subject("::1", 7000) }));
     assert!(one("").holds(&subject("1.2.3.4", 1)), "no condition: all");
     assert!(one("direction=in").holds(&Subject { direction: Direction::In, ..subject("::", 1) }));
+}
+
+#[test]
+fn a_user_is_named_by_number_or_by_name() {
+    let rule = one("user=www-data, 2000-2009,3proxy");
+    let holds = |user| rule.holds(&Subject { user, ..subject("::1", 1) });
+    assert!(holds(33) && holds(2009) && holds(1033));
+    assert!(!holds(0) && !holds(1000) && !holds(3));
+    assert!(rule.to_string().contains("\nuser=33,2000-2009,1033\n"), "what it stands for is shown");
 }
 
 #[test]
@@ -94,7 +105,9 @@ fn mistakes_say_where_what_why_and_what_is_valid() {
         ("[rule r]\nport=http\naccelerate=0", "not a number that can be"),
         ("[rule r]\nport=1,,2\naccelerate=0", "a comma too many"),
         ("[rule r]\nport=\naccelerate=0", "empty, or a comma too many"),
-        ("[rule r]\nuser=redis\naccelerate=0", "valid: user numbers (id -u NAME)"),
+        ("[rule r]\nuser=redis\naccelerate=0", "/f:4: user=redis: no such user; valid: names in"),
+        ("[rule r]\nuser=www\naccelerate=0", "no such user"),
+        ("[rule r]\nuser=9-5\naccelerate=0", "ends before it begins; valid: user numbers"),
         ("[rule r]\naddress=10.0.0.1/8\naccelerate=0", "behind its length; valid: 10.0.0.0/8"),
         ("[rule r]\naddress=10.0.0.0/33\naccelerate=0", "valid: /0 to /32"),
         ("[rule r]\naddress=localhost\naccelerate=0", "not an address; valid: an address, or"),
@@ -132,7 +145,8 @@ fn a_rule_with_a_mistake_keeps_everything_behind_it_on_tcp() {
         let text = format!(
             "[rule a]\nport=1\naccelerate=1\n[rule b]\n{bad}\naccelerate=1\n[rule c]\naccelerate=1\n"
         );
-        let (config, _, errors) = Config::resolve_lossy(Some(("/f", &text)), &|_| None, &[]);
+        let (config, _, errors) =
+            Config::resolve_lossy(Some(("/f", &text)), &|_| None, &[], NO_USERS);
         assert_eq!(errors.len(), 1, "{errors:?}");
         let of = |port| config.rule(&subject("::1", port)).map(Rule::paths);
         assert_eq!((of(1), of(2)), (Some(None), Some(Some(Paths::TCP))), "{bad}");
@@ -150,7 +164,8 @@ fn a_broken_header_begins_a_rule_with_a_mistake() {
     for bad in ["[rule web", "[rule web] port=1", "[ rule web", "[rule", "[ruleweb"] {
         for before in ["", "[netacc]\nNACC_LOG_LEVEL=2\n", "[rule a]\nport=1\naccelerate=1\n"] {
             let text = format!("{before}{bad}\nport=7\naccelerate=0\n[rule c]\naccelerate=1\n");
-            let (config, _, errors) = Config::resolve_lossy(Some(("/f", &text)), &|_| None, &[]);
+            let (config, _, errors) =
+                Config::resolve_lossy(Some(("/f", &text)), &|_| None, &[], NO_USERS);
             assert_eq!(errors.len(), 1, "{errors:?}");
             assert!(errors[0].to_string().contains(bad), "{errors:?}");
             let rule = config.rule(&subject("::1", 7)).unwrap();
@@ -244,7 +259,7 @@ fn no_input_panics() {
 
 #[test]
 fn a_file_that_cannot_be_read_is_known_from_what_is_shown() {
-    let (mut config, origins) = Config::resolve(None, &|_| None, &[]).unwrap();
+    let (mut config, origins) = Config::resolve(None, &|_| None, &[], NO_USERS).unwrap();
     config.rules = vec![Rule::of_unreadable_file(), Rule::unreadable("a")];
     let shown = rendered_rules(&config.render(&origins)).0;
     let is: Vec<bool> = shown.iter().map(Rule::is_of_unreadable_file).collect();

@@ -112,10 +112,10 @@ pub fn of_connection(rules: &[Rule], to: SocketAddr, findings: &mut Findings) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use netacc_control::config::Config;
+    use netacc_control::config::{Config, NO_USERS};
 
     fn rules(text: &str) -> Vec<Rule> {
-        Config::resolve(Some(("f", text)), &|_| None, &[]).unwrap().0.rules
+        Config::resolve(Some(("f", text)), &|_| None, &[], NO_USERS).unwrap().0.rules
     }
 
     fn told(findings: &Findings) -> Vec<String> {
