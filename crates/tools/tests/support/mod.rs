@@ -1,6 +1,8 @@
 //! Scratch directories and small programs for the tests.
 #![allow(dead_code, reason = "each test binary uses a part of it")]
 
+pub mod top;
+
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
