@@ -39,6 +39,11 @@ impl fmt::Display for Unknown {
 
 /// The processes that `words` name, each once, in the order of the words.
 pub fn named(words: &[String]) -> Result<Vec<Found>, Unknown> {
+    named_again(words, &mut Looks::default())
+}
+
+/// The same, where they are looked at again and again.
+pub fn named_again(words: &[String], looks: &mut Looks) -> Result<Vec<Found>, Unknown> {
     let mut all = None;
     let mut found: Vec<Found> = Vec::new();
     for word in words {
@@ -47,13 +52,13 @@ pub fn named(words: &[String]) -> Result<Vec<Found>, Unknown> {
             let pid = word.parse().ok().filter(|pid| *pid != 0);
             let pid = pid.ok_or_else(|| Unknown::Number(word.clone()))?;
             if !found.iter().any(|other| other.pid == pid) {
-                found.push(Found { pid, process: segment::read(pid) });
+                found.push(Found { pid, process: looks.read(pid) });
             }
             continue;
         }
         let all = all.get_or_insert_with(|| segment::pids().unwrap_or_default());
         for pid in all.iter().copied().filter(|pid| is_called(*pid, word)) {
-            let process = segment::read(pid);
+            let process = looks.read(pid);
             let is_new = !found.iter().any(|other| other.pid == pid);
             if has_library(&process) && is_new {
                 found.push(Found { pid, process });
@@ -75,6 +80,14 @@ pub struct Looks {
 }
 
 impl Looks {
+    /// One process, whole.
+    fn read(&mut self, pid: u32) -> Result<Process, SegmentError> {
+        let mut process = segment::look(pid, self.at.get(&pid).copied())?;
+        process.complete();
+        self.at.insert(pid, process.at);
+        Ok(process)
+    }
+
     /// All processes that have the library, and how many could not be asked. Addresses of
     /// connections may be missing ([`Process::complete`]).
     pub fn all(&mut self) -> (Vec<Found>, usize) {

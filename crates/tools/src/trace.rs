@@ -16,6 +16,9 @@ use std::os::fd::{AsFd, AsRawFd};
 use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::{Path, PathBuf};
 
+/// What a ring begins with: of which connection it is, and how many events it has had.
+const SEEN_BYTES: usize = 64;
+
 /// A trace, open for reading.
 #[derive(Debug)]
 pub struct Trace {
@@ -100,16 +103,33 @@ impl Trace {
 
     /// Every ring that says something; the process's own is the first.
     pub fn rings(&self) -> Vec<RingText> {
+        self.changed_rings(&mut Vec::new())
+    }
+
+    /// Of these those that say something else than at the last look, which is kept in `seen`.
+    pub fn changed_rings(&self, seen: &mut Vec<[u8; SEEN_BYTES]>) -> Vec<RingText> {
         const BYTES_MAX: u64 = 256 << 20;
         let mut rings = Vec::new();
         let there = self.file.metadata().map_or(0, |data| data.len()).min(BYTES_MAX);
-        let (mut bytes, mut again) = (vec![0; self.head.ring_bytes], [0; 64]);
+        let (mut bytes, mut again) = (vec![0; self.head.ring_bytes], [0; SEEN_BYTES]);
         for i in 0..self.head.rings.max(1) {
             let at = (self.head.rings_at as u64).saturating_add(i as u64 * bytes.len() as u64);
-            if at.saturating_add(bytes.len() as u64) > there
-                || self.file.read_exact_at(&mut bytes, at).is_err()
-            {
+            if at.saturating_add(bytes.len() as u64) > there {
                 break;
+            }
+            // (Most connections do nothing most of the time.)
+            let was = seen.get(i).copied();
+            let is_read = was.is_some() && self.file.read_exact_at(&mut again, at).is_ok();
+            if is_read && was == Some(again) {
+                continue;
+            }
+            if self.file.read_exact_at(&mut bytes, at).is_err() {
+                break;
+            }
+            match (seen.get_mut(i), bytes.first_chunk()) {
+                (Some(seen), Some(first)) => *seen = *first,
+                (None, Some(first)) => seen.push(*first),
+                (_, None) => {}
             }
             let behind = self.file.read_exact_at(&mut again, at).is_ok() && self.is_live;
             let again = behind.then_some(again.as_slice());

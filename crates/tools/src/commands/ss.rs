@@ -184,7 +184,7 @@ impl Watch<'_> {
                 }
                 Ok(all)
             }
-            words => processes::named(words).map(|found| readable(found).0),
+            words => processes::named_again(words, looks).map(|found| readable(found).0),
         }
     }
 
