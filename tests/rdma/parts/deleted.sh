@@ -3,8 +3,9 @@
 
 # The deletion waits for the processes that hold the device. Meanwhile their connections, old and
 # new ones, go on as they were; a process that comes then has no device, and uses TCP. The device
-# that is made behind it is used: by new processes at once, and (with NETACC_RIG_LONG=1: it takes the
-# minute) by those that found none, which look again each minute. All bytes are compared.
+# that is made behind it is used: by new processes at once, and by those that found none, which look
+# again each minute (shown with NETACC_RIG_LONG=1 alone: it takes that minute). All bytes are
+# compared.
 off='/rig/build/netacc_run --paths rdma python3 -B /rig/tree/tests/rdma/guest/off.py'
 later='' clients='1 2 3 4'
 if [ -n "${NETACC_RIG_LONG:-}" ]; then
