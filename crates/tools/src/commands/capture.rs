@@ -33,6 +33,8 @@ const BUFFER: usize = 1 << 20;
 const FLUSH: Duration = Duration::from_millis(100);
 /// It is looked after so long whether a process has its first connection.
 const AWAIT: Duration = Duration::from_millis(10);
+/// A process whose statistics are still not to be read at so many looks is not making them.
+const UNREADABLE_MAX: u32 = 300;
 
 /// `netacc capture …`, the command line read; the exit status.
 pub fn main(matches: &ArgMatches) -> c_int {
@@ -75,7 +77,7 @@ fn complain(text: impl std::fmt::Display) -> c_int {
 
 /// Those that can be read, and those that have had no connection yet; of others it is said why not,
 /// and the status is not 0.
-fn open(words: &[String], began: u64) -> Result<(Vec<Process>, Vec<u32>, c_int), c_int> {
+fn open(words: &[String], began: u64) -> Result<(Vec<Process>, Vec<Awaited>, c_int), c_int> {
     let found = processes::named(words).map_err(|error| {
         complain(&error);
         match error {
@@ -87,7 +89,7 @@ fn open(words: &[String], began: u64) -> Result<(Vec<Process>, Vec<u32>, c_int),
     for found in found {
         match found.process.and_then(|_| Process::open(found.pid, began)) {
             Ok(process) => opened.push(process),
-            Err(SegmentError::NoSegment) => awaited.push(found.pid),
+            Err(SegmentError::NoSegment) => awaited.push(Awaited { pid: found.pid, unreadable: 0 }),
             Err(SegmentError::NotPermitted) => {
                 status = complain(format_args!(
                     "{}: not permitted: this takes the user of the process, and that such may look \
@@ -135,11 +137,17 @@ fn create(path: &Path) -> io::Result<Box<dyn Write>> {
     Ok(Box::new(file))
 }
 
+/// A process that has had no connection yet.
+struct Awaited {
+    pid: u32,
+    /// So many looks in a row have found statistics there that cannot be read.
+    unreadable: u32,
+}
+
 /// A capture that is under way.
 struct Capture<W> {
     processes: Vec<Process>,
-    /// Those that have had no connection yet.
-    awaited: Vec<u32>,
+    awaited: Vec<Awaited>,
     story: Story<W>,
     until: Option<Instant>,
     /// In nanoseconds of Unix.
@@ -192,14 +200,18 @@ impl<W: Write> Capture<W> {
 
     /// Whether those that had no connection have one now.
     fn look_for_awaited(&mut self) -> io::Result<()> {
-        for pid in std::mem::take(&mut self.awaited) {
+        for Awaited { pid, unreadable } in std::mem::take(&mut self.awaited) {
             match Process::open(pid, self.began) {
                 Ok(mut process) => {
                     let interface = self.story.interface(&process.title(), unix_ns())?;
                     process.set_interface(interface);
                     self.processes.push(process);
                 }
-                Err(SegmentError::NoSegment) => self.awaited.push(pid),
+                Err(SegmentError::NoSegment) => self.awaited.push(Awaited { pid, unreadable: 0 }),
+                // (The process is making it at this very moment, perhaps.)
+                Err(SegmentError::Unreadable(_)) if unreadable < UNREADABLE_MAX => {
+                    self.awaited.push(Awaited { pid, unreadable: unreadable + 1 });
+                }
                 Err(error) => {
                     complain(format_args!("{pid}: {error}"));
                 }
