@@ -2,16 +2,16 @@
 """What tests/apps/capture.sh runs, and what it reads captures with.
 
     capture_app.py server PORT [--v6]
-    capture_app.py client PORT FILE REQUESTS MOST PAUSE [--v6] [--bulk] [--exec]
+    capture_app.py client PORT FILE REQUESTS MOST PAUSE [--v6] [--bulk] [--exec] [--rdma]
     capture_app.py lives PORT FILE CONNECTIONS REQUESTS MOST PAUSE
     capture_app.py read CAPTURE [FILE...]
 
 The server answers each request with the same bytes backwards. The client writes its port to FILE,
-and what it has sent and received to FILE.sent and FILE.received; `lives` is so many, one behind the
-other, FILE.0 and so on. `read` compares a capture with such files: of each direction its bytes
-(`whole`, or `part: N gaps`), flags and comments, as JSON. A byte that is wrong, or a gap that no
-comment tells, is an error. CAPTURE_HOST: the address that is listened at or connected to, instead
-of the loopback's.
+and what it has sent and received to FILE.sent and FILE.received; with --rdma it says little until
+it is on RDMA (NETACC_SS is asked). `lives` is so many, one behind the other, FILE.0 and so on.
+`read` compares a capture with such files: of each direction its bytes (`whole`, or `part: N gaps`),
+flags and comments, as JSON. A byte that is wrong, or a gap that no comment tells, is an error.
+CAPTURE_HOST: the address that is listened at or connected to, instead of the loopback's.
 """
 
 import json, os, pathlib, random, re, socket, struct, subprocess, sys, threading, time
@@ -51,13 +51,25 @@ def server(port, family):
         threading.Thread(target=serve, args=(listener.accept()[0],), daemon=True).start()
 
 
+def is_on_rdma():
+    said = subprocess.run([os.environ["NETACC_SS"], "--path", "rdma", "--json", str(os.getpid())],
+                          capture_output=True, text=True, env={**os.environ, "LD_PRELOAD": ""})
+    return '"fd"' in said.stdout
+
+
 def client(port, file, requests, most, pause, family, options):
     s = socket.create_connection((host(family), port))
     pathlib.Path(file).write_text(str(s.getsockname()[1]))
     rng = random.Random(port)
     with open(f"{file}.sent", "wb") as sent, open(f"{file}.received", "wb") as received:
-        for number in range(requests):
-            length = most if "--bulk" in options else rng.randrange(1, most)
+        def lengths():
+            deadline = time.monotonic() + 60
+            while "--rdma" in options and not is_on_rdma() and time.monotonic() < deadline:
+                yield 1
+            for _ in range(requests):
+                yield most if "--bulk" in options else rng.randrange(1, most)
+
+        for length in lengths():
             request = b"%08x" % length + rng.randbytes(length)
             sent.write(request)
             sent.flush()

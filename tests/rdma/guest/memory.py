@@ -77,16 +77,23 @@ def hold(address, port, count, size):
         for _ in range(4):
             open_[-1].sendall(b"x" * SIZE)
             answered(open_[-1], SIZE)
-    size = int(size)
+
+    def counts_on_rdma():
+        while (mine := own())["on_rdma"] < len(open_) and time.monotonic() < end:
+            for connection in open_:
+                connection.sendall(b"x" * SIZE)
+                answered(connection, SIZE)
+        return mine
+
+    # (What is sent while a connection is still on TCP fills no ring; and whose ring is full goes
+    # over TCP until it has a larger one.)
+    mine, size = counts_on_rdma(), int(size)
     if size:
         for connection in open_:
             connection.sendall(b"x" * size)
         for connection in open_:
             answered(connection, size)
-    while (mine := own())["on_rdma"] < len(open_) and time.monotonic() < end:
-        for connection in open_:
-            connection.sendall(b"x" * SIZE)
-            answered(connection, SIZE)
+        mine = counts_on_rdma()
     open_[0].sendall(b"?")
     theirs = json.loads(open_[0].recv(65536))
     for end, values in (("client", mine), ("server", theirs)):

@@ -18,7 +18,7 @@ wait_for 30 listening
 wait_for 30 test -s /rig/exchange/server.pcapng && tell up
 await client-ended; sleep 1
 kill -INT \$capture; wait \$capture; echo status \$?
-kill \$server" "await up && CAPTURE_HOST=\$SERVER $app client 7000 /rig/exchange/talk 200 300 0.01; tell client-ended"
+kill \$server" "await up && CAPTURE_HOST=\$SERVER NETACC_SS=/rig/build/netacc_ss $app client 7000 /rig/exchange/talk 200 300 0.01 --rdma; tell client-ended"
   is "capture-$kind" 0 "" "server: status 0"
   same "capture-$kind-is-of-rdma" True "$(taken 'any("rdma, python3" in said for way in ("sent", "received") for said in of(way).get("said", []))')"
   same "capture-$kind-has-all-that-was-sent" whole "$(taken 'of("received").get("state")')"
