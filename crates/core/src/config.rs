@@ -148,7 +148,7 @@ fn resolve() -> &'static Resolved {
     #[cfg(test)]
     crate::testing::init();
     let environment = environment();
-    let Read { path, mut config, origins, errors, problem, .. } = read(environment);
+    let Read { path, mut config, origins, errors, problem, .. } = read(environment, &AT_START);
     if problem.is_some() {
         // It may have a rule that nobody has seen (ADR 0019).
         config.rules.insert(0, Rule::of_unreadable_file());
@@ -195,7 +195,7 @@ struct Read {
 }
 
 /// What they say, the file as it is at this moment; of the rules those of this program.
-fn read(environment: Option<&Environment>) -> Read {
+fn read(environment: Option<&Environment>, files: &Files) -> Read {
     let get = |name: &str| {
         environment
             .and_then(|e| e.values.iter().find(|(n, _)| *n == name))
@@ -203,11 +203,11 @@ fn read(environment: Option<&Environment>) -> Read {
     };
     let path = get(ENV_FILE).filter(|path| !path.is_empty());
     let path = path.unwrap_or_else(|| DEFAULT_FILE.to_string());
-    let (text, problem) = read_file(&path);
+    let (text, problem) = read_file(&path, files);
     // (Only who names users has the file read that knows them.)
     let passwd = OnceCell::new();
     let users = |name: &str| {
-        number_in(passwd.get_or_init(|| read_file(PASSWD).0.unwrap_or_default()), name)
+        number_in(passwd.get_or_init(|| read_file(PASSWD, files).0.unwrap_or_default()), name)
     };
     let file = text.as_deref().map(|t| (path.as_str(), t));
     let (mut config, origins, errors) = Config::resolve_lossy(file, &get, &[], &users);
@@ -217,8 +217,8 @@ fn read(environment: Option<&Environment>) -> Read {
 
 /// The rules that the file has by now, beside the parameters that are in effect. What cannot be
 /// understood as a whole changes nothing: unlike at the start there are rules that somebody wanted.
-fn with_new_rules(now: &Resolved) -> Result<(Config, Origins), Answer> {
-    let read = read(environment());
+fn with_new_rules(now: &Resolved, files: &Files) -> Result<(Config, Origins), Answer> {
+    let read = read(environment(), files);
     let is_of_file = |error: &ConfigError| matches!(error.place, Place::File { .. });
     match read {
         // (A file that is not there any more may be behind a new root.)
@@ -245,14 +245,14 @@ fn keep_own(rules: &mut Vec<Rule>, name: &str) {
 }
 
 /// The parameter `name` has another value from here on, or ([`RULES`]) the rules are read again.
-/// The service thread's alone.
-pub(crate) fn change(name: &str, value: &str) -> Answer {
+/// The service thread's alone. `files`: how it opens one while the application runs.
+pub(crate) fn change(name: &str, value: &str, files: &Files) -> Answer {
     let now = resolved();
     if !heap::plenty() {
         return Answer::NoMemory;
     }
     let changed = match name {
-        RULES => with_new_rules(now),
+        RULES => with_new_rules(now, files),
         _ => now.config.changed(&now.origins, name, value),
     };
     let (config, origins) = match changed {
@@ -284,21 +284,35 @@ fn is_switch(name: &str) -> bool {
     name == Key::AccelerateByDefault.name()
 }
 
+/// How files are opened, by a name that ends in NUL, and closed.
+pub(crate) struct Files {
+    /// The descriptor, or `-errno`.
+    pub(crate) open: fn(&[u8]) -> c_int,
+    pub(crate) close: fn(c_int),
+}
+
+/// How a file is opened that is read.
+pub(crate) const TO_READ: c_int = libc::O_RDONLY | libc::O_CLOEXEC | libc::O_NONBLOCK;
+
+/// While the application has not begun, or waits: nobody else uses the number.
+const AT_START: Files =
+    Files { open: |name| sys::open(name, TO_READ, 0) as c_int, close: |fd| _ = sys::close(fd) };
+
 /// Most that a file may have.
 const FILE_BYTES_MAX: usize = 1 << 20;
 
 /// What the file says, as far as it can be read, and why that is not all. A file that is not there
 /// says nothing.
-fn read_file(path: &str) -> (Option<String>, Option<Problem>) {
+fn read_file(path: &str, files: &Files) -> (Option<String>, Option<Problem>) {
     let mut name = Vec::from(path.as_bytes());
     name.push(0);
-    let fd = sys::open(&name, libc::O_RDONLY | libc::O_CLOEXEC | libc::O_NONBLOCK, 0) as c_int;
+    let fd = (files.open)(&name);
     if fd < 0 {
         let problem = Problem::Unread(-fd);
         return (None, (fd != -libc::ENOENT).then_some(problem));
     }
     let bytes = read_all(fd);
-    let _ = sys::close(fd);
+    (files.close)(fd);
     match bytes {
         Ok(bytes) => {
             let (text, whole) = text_of(bytes);
@@ -378,27 +392,27 @@ mod tests {
         let level = |r: &Resolved| r.config.value_text(Key::LogLevel);
         let (first, was) = (resolved(), level(resolved()));
         let other = if was == "4" { "5" } else { "4" };
-        assert_eq!(change("NACC_LOG_LEVEL", other), Answer::Done);
+        assert_eq!(change("NACC_LOG_LEVEL", other, &AT_START), Answer::Done);
         assert_eq!((level(resolved()).as_str(), level(first)), (other, was.clone()));
         assert!(text().contains(" # live\n"));
         let made = || core::iter::successors(Some(resolved()), |r| r.before).count();
         let before = made();
         for _ in 0..2 * KEPT {
-            assert_eq!(change("NACC_LOG_LEVEL", &was), Answer::Done);
-            assert_eq!(change("NACC_LOG_LEVEL", other), Answer::Done);
+            assert_eq!(change("NACC_LOG_LEVEL", &was, &AT_START), Answer::Done);
+            assert_eq!(change("NACC_LOG_LEVEL", other, &AT_START), Answer::Done);
         }
         assert_eq!(made(), before);
-        assert_eq!(change("NACC_SOR_MSG_SIZE", "4096"), Answer::AtRestart);
+        assert_eq!(change("NACC_SOR_MSG_SIZE", "4096", &AT_START), Answer::AtRestart);
         assert_eq!(level(resolved()), other, "nothing has changed");
 
-        assert_eq!(change("NACC_LOG_LEVEL", "6"), Answer::BadValue);
+        assert_eq!(change("NACC_LOG_LEVEL", "6", &AT_START), Answer::BadValue);
 
-        let polls = |n: usize| change("NACC_POLL_TCP_US", &n.to_string());
+        let polls = |n: usize| change("NACC_POLL_TCP_US", &n.to_string(), &AT_START);
         assert_eq!((0..=KEPT).map(polls).find(|answer| *answer != Answer::Done), {
             Some(Answer::TooMany)
         });
         for _ in 0..KEPT {
-            let switch = |value| change(Key::AccelerateByDefault.name(), value);
+            let switch = |value| change(Key::AccelerateByDefault.name(), value, &AT_START);
             assert_eq!((switch("0"), switch("1")), (Answer::Done, Answer::Done));
         }
         assert_eq!(polls(KEPT + 1), Answer::TooMany);
@@ -414,18 +428,21 @@ mod tests {
     #[test]
     fn a_file_that_cannot_be_read_is_not_one_that_says_nothing() {
         let path = written("config", b"a\xc3\xa9b\xffc\xc3");
-        assert_eq!(read_file(&path), (Some("a\u{e9}b?c?".to_string()), Some(Problem::NotText)));
+        assert_eq!(
+            read_file(&path, &AT_START),
+            (Some("a\u{e9}b?c?".to_string()), Some(Problem::NotText))
+        );
         std::fs::write(&path, "\u{e9}".repeat(FILE_BYTES_MAX / 2)).unwrap();
-        let (text, problem) = read_file(&path);
+        let (text, problem) = read_file(&path, &AT_START);
         assert_eq!((text.unwrap().len(), problem), (FILE_BYTES_MAX, None));
         std::fs::write(&path, "x".repeat(FILE_BYTES_MAX + 1)).unwrap();
-        assert_eq!(read_file(&path), (None, Some(Problem::TooLong)));
+        assert_eq!(read_file(&path, &AT_START), (None, Some(Problem::TooLong)));
         let below = std::format!("{path}/x");
-        assert_eq!(read_file(&below), (None, Some(Problem::Unread(libc::ENOTDIR))));
+        assert_eq!(read_file(&below, &AT_START), (None, Some(Problem::Unread(libc::ENOTDIR))));
         std::fs::remove_file(&path).unwrap();
-        assert_eq!(read_file(&path), (None, None));
+        assert_eq!(read_file(&path, &AT_START), (None, None));
         let directory = std::env::temp_dir();
-        let directory = read_file(directory.to_str().unwrap());
+        let directory = read_file(directory.to_str().unwrap(), &AT_START);
         assert_eq!(directory, (None, Some(Problem::Unread(libc::EISDIR))));
     }
 

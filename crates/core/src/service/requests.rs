@@ -4,7 +4,7 @@
 //! Answers stand in the statistics segment. The thread "netacc" carries them out.
 
 use crate::log::log;
-use crate::{config, fd_table, io, numbers, stats, sys, trace};
+use crate::{config, fd_table, fd_words, io, numbers, stats, sys, trace};
 use core::ffi::c_int;
 use core::sync::atomic::{AtomicI32, Ordering::*};
 use libc::epoll_event;
@@ -85,7 +85,11 @@ impl Requests {
 /// The answer comes first: to take connections back may take long, where there is no thread for it,
 /// and a tool without an answer says that nothing has changed.
 fn carry_out(request: &Request<'_>) {
-    let answer = config::change(request.name, request.value);
+    let files = config::Files {
+        open: |name| numbers::make(|| sys::open(name, config::TO_READ, 0)),
+        close: fd_words::close_internal,
+    };
+    let answer = config::change(request.name, request.value, &files);
     stats::answer(request.number, answer);
     if answer == Answer::Done {
         log(LogLevel::Info, format_args!("{}={} from here on", request.name, request.value));
