@@ -13,6 +13,7 @@ use serde_json::{Value, json};
 use std::ffi::c_int;
 use std::fs;
 use std::io::{self, Write};
+use std::os::unix::fs::MetadataExt;
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -381,8 +382,8 @@ fn reload_in(pid: u32, limit: Duration) -> Reloaded {
         let is = live::configuration(pid).map_err(|error| error.to_string())?;
         let named = is.1.lines().next().and_then(|line| line.strip_prefix("# file: "));
         (name, file) = (is.0, named.unwrap_or(DEFAULT_FILE).to_owned());
-        check_file(pid, &file)?;
-        live::set(pid, RULES, "", limit).map_err(|failure| failure.to_string())?;
+        live::set(pid, RULES, "", limit)
+            .map_err(|failure| mistakes(pid, &file).unwrap_or_else(|| failure.to_string()))?;
         let is = live::configuration(pid).map_err(|error| error.to_string())?;
         rules = rendered_rules(&is.1).0.len();
         Ok(())
@@ -391,18 +392,19 @@ fn reload_in(pid: u32, limit: Duration) -> Reloaded {
     Reloaded { pid, name, file, rules, done }
 }
 
-/// Says the mistakes of a process's file, which it will not take, as far as it can be read from
-/// here. (The process itself is asked in any case, and may see another file.)
-fn check_file(pid: u32, file: &str) -> Result<(), String> {
+/// The mistakes of a file that a process has not taken, as far as they can be read from here. Only
+/// of a process of this very user's: another one may name a file that is not for it to read, or
+/// that hangs who reads it.
+fn mistakes(pid: u32, file: &str) -> Option<String> {
+    let owner = fs::metadata(format!("/proc/{pid}")).ok()?.uid();
     let root = PathBuf::from(format!("/proc/{pid}/root"));
-    let seen = root.join(file.trim_start_matches('/'));
-    let is_file = file.starts_with('/') && seen.metadata().is_ok_and(|is| is.is_file());
-    let Some(text) = is_file.then(|| fs::read_to_string(&seen).ok()).flatten() else {
-        return Ok(());
-    };
+    let seen = root.join(file.strip_prefix('/')?);
+    if owner != rustix::process::geteuid().as_raw() || !seen.metadata().ok()?.is_file() {
+        return None;
+    }
+    let text = fs::read_to_string(&seen).ok()?;
     let users = launch::user_of(&root);
-    Config::resolve(Some((file, &text)), &|_| None, &[], &users).map(drop).map_err(|errors| {
-        let errors: Vec<String> = errors.iter().map(ToString::to_string).collect();
-        format!("{}; its rules are as they were", errors.join("; "))
-    })
+    let errors = Config::resolve(Some((file, &text)), &|_| None, &[], &users).err()?;
+    let errors: Vec<String> = errors.iter().map(ToString::to_string).collect();
+    Some(format!("{}; its rules are as they were", errors.join("; ")))
 }
