@@ -15,10 +15,13 @@ use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt};
 use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output};
-use std::sync::mpsc;
+use std::sync::{Mutex, PoisonError, mpsc};
 use std::time::{Duration, Instant};
 use support::Scratch;
 use support::top::Top;
+
+/// One test at a time: what one starts would inherit the others' statistics.
+static ONE: Mutex<()> = Mutex::new(());
 
 const PATIENCE: Duration = Duration::from_secs(60);
 const CONNECTIONS: usize = 64;
@@ -265,6 +268,7 @@ fn on_a_terminal(state: &str, pid: u32, words: &str) {
 
 #[test]
 fn about_processes_that_are_gone_or_have_no_library() {
+    let _one = ONE.lock().unwrap_or_else(PoisonError::into_inner);
     let mut tools = Tools::new();
     let all = tools.about("not there", NOBODY);
     says(&all, "netacc_ss ", "no such process");
@@ -297,6 +301,7 @@ fn is_over(pid: u32) -> bool {
 
 #[test]
 fn about_processes_that_answer_nothing() {
+    let _one = ONE.lock().unwrap_or_else(PoisonError::into_inner);
     let mut tools = Tools::new();
     let process = Process::plain();
     let all = tools.about("hung", process.pid);
@@ -325,6 +330,7 @@ fn about_processes_that_answer_nothing() {
 
 #[test]
 fn about_a_number_that_is_another_process_by_now() {
+    let _one = ONE.lock().unwrap_or_else(PoisonError::into_inner);
     let mut tools = Tools::new();
     let other = Process::plain();
     // A segment that has been inherited, or handed on, is that of its maker.
@@ -342,6 +348,7 @@ fn about_a_number_that_is_another_process_by_now() {
 
 #[test]
 fn about_garbage_and_what_is_cut_short() {
+    let _one = ONE.lock().unwrap_or_else(PoisonError::into_inner);
     let mut tools = Tools::new();
     let process = Process::plain();
     for seed in 1..6 {
@@ -386,6 +393,7 @@ fn about_garbage_and_what_is_cut_short() {
 
 #[test]
 fn about_processes_of_other_users_and_namespaces() {
+    let _one = ONE.lock().unwrap_or_else(PoisonError::into_inner);
     if !rustix::process::geteuid().is_root() {
         eprintln!("skipped: needs root to become somebody else");
         return;
