@@ -109,7 +109,11 @@ impl Sending<'_> {
                 Next::Gone if self.done > 0 => Some(0),
                 Next::Gone if carrier::is_closed(self.fd) => {
                     // SAFETY: as above.
-                    Some(unsafe { kernel_send(self.fd, self.iov, self.done, self.flags) })
+                    let r = unsafe { kernel_send(self.fd, self.iov, self.done, self.flags) };
+                    if r == ECONNRESET {
+                        s.raise(flag::TOLD);
+                    }
+                    Some(r)
                 }
                 // No byte may follow where some are missing, and no FIN: the close resets it.
                 Next::Gone => {
@@ -234,9 +238,8 @@ impl Sending<'_> {
         if r < 0 && is_reset_by(s, self.fd, -r as c_int) {
             return Next::Again;
         }
-        if r == ECONNRESET && self.done > 0 && h.channel.far.is_shared() {
-            // It belongs to the next call.
-            s.raise(flag::RESET);
+        if r == ECONNRESET {
+            self.hear_reset(h.channel.far.is_shared());
         }
         if r == EPIPE && doubt & !flags != 0 {
             sys::raise(libc::SIGPIPE);
@@ -253,6 +256,17 @@ impl Sending<'_> {
         }
         self.done += r as usize;
         if self.done >= self.total || nonblocking { Next::Done(0) } else { Next::Again }
+    }
+
+    /// The kernel has just said so, which it does once: it is told, or belongs to the next call.
+    fn hear_reset(&self, is_shared: bool) {
+        match (self.done > 0, is_shared) {
+            (false, _) => self.s.raise(flag::TOLD),
+            (true, true) => self.s.raise(flag::RESET),
+            // (No byte follows: as of a peer that is gone without a word.)
+            (true, false) if self.s.path().is_lossy() => self.s.raise(flag::BROKEN_OFF),
+            (true, false) => {}
+        }
     }
 
     unsafe fn next_behind_shutdown(&mut self) -> Next {

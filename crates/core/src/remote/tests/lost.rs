@@ -340,20 +340,30 @@ fn a_send_in_part_leaves_the_error_to_the_next_call() {
 #[test]
 fn an_error_of_the_carriers_is_told_once() {
     for model in MODELS {
-        for first in ["asks", "receives"] {
+        for first in ["asks", "receives", "sends"] {
             let mut rig = Rig::new(Order::Prompt, model, 2);
             let i = rig.connect(0, 1);
             for _ in 0..3 {
                 rig.chat(i);
             }
+            // The direction of the call that is told stands on the carrier.
+            let (from, to) = if first == "sends" { (A, C) } else { (C, A) };
             rig.until("one direction is promoted", |r| {
-                r.send(i, C, 100);
-                while r.receive(i, A, 30_000) > 0 {}
-                r.conns[i][C].socket.published.sends_fast()
+                r.send(i, from, 100);
+                while r.receive(i, to, 30_000) > 0 {}
+                r.conns[i][from].socket.published.sends_fast()
             });
             rig.drain(i);
             let (s, fd) = (rig.conns[i][C].socket, rig.conns[i][C].fd);
-            assert!(!s.published.receives_fast());
+            if first == "sends" {
+                // (And stays there, as one that has carried urgent data.)
+                let _tx = crate::lock::lock_end(&s.tx_lock);
+                // SAFETY: under its lock.
+                unsafe { (*s.tx.get()).never = true };
+                assert!(!s.published.sends_fast());
+            } else {
+                assert!(!s.published.receives_fast());
+            }
             let resets = libc::linger { l_onoff: 1, l_linger: 0 };
             let theirs = rig.conns[i][A].fd;
             assert!(sys::setsockopt(theirs, libc::SOL_SOCKET, libc::SO_LINGER, &resets) >= 0);
@@ -362,6 +372,9 @@ fn an_error_of_the_carriers_is_told_once() {
             if first == "asks" {
                 assert!(sys::getsockopt(fd, libc::SOL_SOCKET, libc::SO_ERROR, &mut error) >= 0);
                 error = crate::io::on_error_taken(s, s.generation16(), fd, error).unwrap_or(error);
+            } else if first == "sends" {
+                rig.send(i, C, 100);
+                error = -rig.conns[i][C].over.take().unwrap() as i32;
             } else {
                 rig.receive(i, C, 100);
                 error = -rig.conns[i][C].over.take().unwrap() as i32;
