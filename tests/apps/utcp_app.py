@@ -564,6 +564,45 @@ def client_device_goes_down(s):
 
 
 @case
+def server_waits_while_the_device_is_down(s):
+    """Threads that wait sleep, in a set and in a read, whatever the device says meanwhile."""
+    listener = socket.create_server((OWN, PORT + 1))
+    s.sendall(b"r")
+    c, _ = listener.accept()
+    talk_server(c, MODE["until"])
+    heard = []
+
+    def waits():
+        with select.epoll() as ep:
+            ep.register(c, select.EPOLLIN)
+            ep.poll(30)
+        heard.append(all_of(c, 5))
+
+    before = time.process_time()
+    waiter = threading.Thread(target=waits)
+    waiter.start()
+    heard.append(all_of(s, 5))
+    waiter.join()
+    # (They may be the kernel's again by now: a device that was down has other routes.)
+    heard.append(all_of(s, 5))
+    say("idle", time.process_time() - before < 0.3, heard)
+
+
+@case
+def client_waits_while_the_device_is_down(s):
+    all_of(s, 1)
+    c = socket.create_connection((OWN, PORT + 1))
+    talk_client(c)
+    # (Down for 0.7 s of them, and up again.)
+    time.sleep(3)
+    for one in (c, s):
+        one.sendall(b"later")
+    time.sleep(1)
+    s.sendall(b"again")
+    say(ends(s), ends(c))
+
+
+@case
 def server_mtu_is_lowered(s):
     both_ways(s, 18, 19, SWITCH)
     is_back(s)
@@ -842,7 +881,8 @@ def suite(chosen):
         for name in sorted(CASES):
             if chosen and not any(name.startswith(c) for c in chosen):
                 continue
-            meanwhile = {"off-switch": switch_off, "device-goes-down": device_down, "mtu-is-lowered": mtu}.get(name)
+            meanwhile = {"off-switch": switch_off, "device-goes-down": device_down,
+                         "waits-while-the-device-is-down": device_down, "mtu-is-lowered": mtu}.get(name)
             rounds = ROUNDS if name.startswith(("streams", "is-killed", "off-switch")) else 1
             try:
                 plain = is_whole(name, run_case(world, name, False, meanwhile if meanwhile is device_down else None))

@@ -71,16 +71,17 @@ pub(crate) struct Driver {
     inner: Vec<Option<Inner>>,
     /// The slot of each of the engine's numbers.
     slots: Vec<u16>,
-    /// When packets were last taken, and when timers were last looked at ([`sys::ticks`]).
+    /// When packets were last taken, in nanoseconds.
     turned_at: u64,
+    /// When timers were last looked at ([`sys::ticks`]).
     looked_at: u64,
 }
 
 /// Who only sends takes packets so often.
 const TURN_NS: u64 = 20_000;
-/// Where no packet has come timers are looked at so often, some 20 µs: a look that finds nothing
-/// has to be as short as can be, because a thread that polls makes little else.
-const LOOK_TICKS: u64 = 50_000;
+/// Where no packet has come timers are looked at so often: a look that finds nothing has to be as
+/// short as can be, because a thread that polls makes little else.
+const LOOK_NS: u32 = 20_000;
 
 /// What is left to do for a connection that is back.
 pub(crate) struct Returned {
@@ -247,6 +248,20 @@ impl Outside {
         }
     }
 
+    /// By which to wait for packets, if any can come for a connection; -1: none can.
+    pub(crate) fn awaited_packets(&self) -> c_int {
+        let is_live = self.live.iter().any(|word| word.load(SeqCst) != 0);
+        if is_live { self.packets } else { -1 }
+    }
+
+    /// Its packets' descriptor said that it has failed, as when the device goes down. It says so
+    /// until somebody asks for the error, and wakes whoever would sleep.
+    #[cold]
+    pub(crate) fn hear_failure(&self) {
+        let mut error: c_int = 0;
+        let _ = sys::getsockopt(self.packets, libc::SOL_SOCKET, libc::SO_ERROR, &mut error);
+    }
+
     /// Calls `f` with each slot that serves a connection.
     pub(crate) fn each_live(&self, f: impl Fn(usize)) {
         for (i, word) in self.live.iter().enumerate() {
@@ -272,6 +287,8 @@ impl Outside {
             // (Who only sends drives the engine, too.)
             if now.saturating_sub(driver.turned_at) >= TURN_NS {
                 driver.turn(self, now);
+            } else {
+                driver.serve(self, now);
             }
         } else {
             // A handler has interrupted this very thread in it.
@@ -343,7 +360,7 @@ impl Outside {
         // (By who has the turn alone.)
         self.visits.store(self.visits.load(Relaxed).wrapping_add(1), Relaxed);
         let ticks = sys::ticks();
-        let due = ticks.wrapping_sub(driver.looked_at) >= LOOK_TICKS
+        let due = ticks.wrapping_sub(driver.looked_at) >= sys::ticks_of_ns(LOOK_NS)
             || driver.engine.has_packets()
             || self.marked.load(SeqCst);
         let busy = due && {
@@ -403,7 +420,14 @@ impl Driver {
     /// Takes packets, and does what is due. True: there was something.
     pub(crate) fn turn(&mut self, device: &Outside, now: u64) -> bool {
         self.turned_at = now;
-        let mut busy = self.engine.take(now);
+        let has_taken = self.engine.take(now);
+        self.serve(device, now) | has_taken
+    }
+
+    /// Does what the engine, a visit or others have left to do; whoever has the turn does so before
+    /// it gives it up. True: there was something.
+    pub(crate) fn serve(&mut self, device: &Outside, now: u64) -> bool {
+        let mut busy = false;
         while let Some(number) = self.engine.next_news() {
             busy = true;
             if let Some(slot) = self.slots.get(number as usize).copied() {
@@ -430,7 +454,9 @@ impl Driver {
         inner.hear_read(carried);
         // There is more than the ring had room for, or a window that is worth it is told at once.
         if carried.readable() > inner.shown || carried.connection().acknowledges() {
-            self.visit(device, slot, sys::now_ns());
+            let now = sys::now_ns();
+            self.visit(device, slot, now);
+            self.serve(device, now);
         }
     }
 

@@ -327,7 +327,7 @@ impl Far {
     /// What wakes who sleeps for news that nobody announces: a descriptor, or -1.
     pub(crate) fn packets(self) -> c_int {
         match self {
-            Far::Tcp(device) => device.packets,
+            Far::Tcp(device) => device.awaited_packets(),
             _ => -1,
         }
     }

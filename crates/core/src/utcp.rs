@@ -465,7 +465,8 @@ impl All {
             for (place, device) in rest.chunks_exact_mut(2).zip(&self.devices) {
                 if let [packets, tables] = place {
                     packets.fd = if alone { device.device.packets } else { -1 };
-                    tables.fd = device.device.tables;
+                    // (Where none is out nobody reads what has changed.)
+                    tables.fd = if device.is_busy() { device.device.tables } else { -1 };
                 }
             }
         }
@@ -477,6 +478,11 @@ impl All {
         let came = |i: usize| fds.get(i).is_some_and(|p| p.revents != 0);
         if (0..outside::DEVICES).any(|i| came(2 + 2 * i)) {
             self.tables_at = 0;
+        }
+        for (packets, d) in fds.iter().skip(1).step_by(2).zip(&self.devices) {
+            if packets.revents & libc::POLLERR != 0 {
+                d.device.hear_failure();
+            }
         }
         if alone && (0..outside::DEVICES).any(|i| came(1 + 2 * i)) {
             sys::pause_ns(YIELD_NS);

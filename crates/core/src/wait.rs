@@ -13,6 +13,7 @@ mod spin;
 
 use crate::channel::{Channel, PLACES, Side, announce, producer_quiet, quiet};
 use crate::lives::has_closed;
+use crate::outside::{self, Outside};
 use crate::socket::{Socket, State, flag};
 use crate::trace::Event;
 use crate::{channel, control, engines, fd_words, numbers, process, sleep, stats, sys};
@@ -127,10 +128,25 @@ pub(crate) fn gather(place: usize) -> i32 {
 /// Takes note of the doorbells of a thread's place that were signalled.
 pub(crate) fn silence(place: usize) {
     let mut heard = [epoll_event { events: 0, u64: 0 }; 16];
-    // SAFETY: a buffer of that many events; does not wait.
-    while unsafe { sleep::epoll_wait(gather(place), heard.as_mut_ptr(), 16, 0, core::ptr::null()) }
-        == 16
-    {}
+    loop {
+        // SAFETY: a buffer of that many events; does not wait.
+        let n = unsafe {
+            sleep::epoll_wait(gather(place), heard.as_mut_ptr(), 16, 0, core::ptr::null())
+        };
+        heard.iter().take(n.max(0) as usize).for_each(|ev| hear_failure(ev.events));
+        if n != 16 {
+            return;
+        }
+    }
+}
+
+/// Of an event of a doorbell, or of a device's packets: a device that has failed is asked why, so
+/// that it wakes nobody again.
+#[inline]
+pub(crate) fn hear_failure(events: u32) {
+    if events & libc::EPOLLERR as u32 != 0 {
+        outside::devices().for_each(Outside::hear_failure);
+    }
 }
 
 /// Takes the doorbells of an epoll instance's place out of its kernel set.

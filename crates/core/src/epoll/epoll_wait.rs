@@ -460,6 +460,7 @@ pub(crate) unsafe fn on_wait(epfd: c_int, events: *mut epoll_event, n: c_int) ->
                 None => _ = out.push(ev.events, ev.u64),
                 Some(DOORBELL) => {
                     stats::count(Counter::Wakeups);
+                    wait::hear_failure(ev.events);
                     inner.woken = true;
                     come_in(e, &mut inner);
                 }

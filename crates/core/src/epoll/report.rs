@@ -9,7 +9,7 @@ use super::{
 use crate::lock::Guard;
 use crate::outcome::{Mask, Ret};
 use crate::socket::State;
-use crate::{sleep, stats, sys, user};
+use crate::{sleep, stats, sys, user, wait};
 use core::ffi::c_int;
 use core::mem::MaybeUninit;
 use core::sync::atomic::Ordering::*;
@@ -263,6 +263,7 @@ pub(super) fn sort(
         };
         if index == DOORBELL {
             stats::count(Counter::Wakeups);
+            wait::hear_failure(ev.events);
             inner.woken |= !slept;
             come_in(e, inner);
             if slept && events.len() > 1 {

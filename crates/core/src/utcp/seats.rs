@@ -294,6 +294,8 @@ impl Owned {
             }
             let now = sys::now_ns();
             let taken = numbers::exclusively(|| driver.engine.take_over(fd, false, now));
+            // (Packets of others may have come with that.)
+            driver.serve(device, now);
             let number = taken.map_err(|why| {
                 debug_log!("fd {fd}: stays in the kernel: {why:?}");
                 why_not(why)
@@ -343,7 +345,9 @@ impl Owned {
         let why = reason_of(device.seat(slot).leave.load(SeqCst));
         let came = io::enter_kernel(s, s.generation16(), (device, why), || {
             let mut driver = device.take_turn();
-            let back = numbers::exclusively(|| driver.end(device, (slot, false), sys::now_ns()));
+            let now = sys::now_ns();
+            let back = numbers::exclusively(|| driver.end(device, (slot, false), now));
+            driver.serve(device, now);
             match back.map(|back| (back.result, back.left)) {
                 Some((Ok(back), left)) => {
                     debug_log!("slot {slot}: the kernel has it again: {:?}", back.reason);
@@ -465,8 +469,10 @@ impl Owned {
     fn orphan(&mut self, slot: usize) {
         let device = self.device;
         let back = {
-            let mut driver = device.take_turn();
-            numbers::exclusively(|| driver.end(device, (slot, true), sys::now_ns()))
+            let (mut driver, now) = (device.take_turn(), sys::now_ns());
+            let back = numbers::exclusively(|| driver.end(device, (slot, true), now));
+            driver.serve(device, now);
+            back
         };
         // (What the kernel did not take, its close ends in a reset.)
         let counter = match back.map(|back| (back.result, back.left)) {
