@@ -350,14 +350,11 @@ fn poll_connections(fds: &mut [pollfd], timeout_ns: i64, mask: Mask) -> Result<R
                 continue;
             }
         }
-        let began = sys::ticks();
         let r = sleep(fds, &mut wants, &mut kernel, deadline, mask);
         if r != 0 {
             return Ok(r);
         }
-        let is_late = deadline != 0 && sys::now_ns() >= deadline;
-        wait::slept(Peers::of(wants.iter().map(|w| w.channel)), began, !is_late);
-        if is_late {
+        if deadline != 0 && sys::now_ns() >= deadline {
             return Ok(look_all(fds, &wants, &mut kernel, true));
         }
     }
@@ -509,8 +506,10 @@ fn sleep(
         stats::count(Counter::Sleeps);
         let many = fds.len() as u64 & u64::from(u32::MAX);
         trace::process(trace::Event::SleepInPoll, many);
+        let began = sys::ticks();
         // SAFETY: a buffer of that many pollfds; the caller's mask.
         r = unsafe { sleep::ppoll(kernel.as_mut_ptr(), kernel.len(), left, mask) };
+        wait::slept(Peers::of(wants.iter().map(|w| w.channel)), began, r > 0);
         trace::process(trace::Event::WakeInPoll, many | (r.max(0) as u64) << 32);
         for w in wants.iter() {
             if let (Some(k), Some(p)) = (kernel.get(w.index), fds.get(w.index)) {
