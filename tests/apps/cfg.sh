@@ -96,8 +96,7 @@ same parents 2 "$("${CFG[@]}" get NACC_LOG_LEVEL -p "$PID")"
 told both 0 "($CHILD): NACC_POLL_TCP_US 0 -> 50" "${CFG[@]}" set NACC_POLL_TCP_US 50 -p "$PID,$CHILD"
 same both-have-it 50 "$("${CFG[@]}" get NACC_POLL_TCP_US -p "$PID")"
 # (Others on this machine have the library, too: nothing is set in all processes here.)
-# (And some of them may have had no connection yet, which is told: then the status is 1.)
-check all grep -F "python3 ($CHILD)" < <("${CFG[@]}" list --all 2>/dev/null)
+told all 0 "python3 ($CHILD)" "${CFG[@]}" list --all
 
 # The rules of its file, as that is now: for the next connection.
 rules() { printf '[netacc]\n%s\n' "$1" >"$TMP/client.conf"; }
@@ -117,6 +116,12 @@ told reload-mistake 1 "client.conf:3: port=http: not a number that can be" "${CF
 line rules= >"/proc/$PID/fd/$pipe"
 told reload-mistake-past-the-tool 0 'at once' "${CFG[@]}" set NACC_LOG_LEVEL 2 -p "$PID"
 same reload-mistake-changes-nothing "$(cat "$TMP/before")" "$("$SS" -s cfg "$PID")"
+# (An editor that saves in place empties it first.)
+: >"$TMP/client.conf"
+told reload-empty 1 'cannot read its configuration file' "${CFG[@]}" reload -p "$PID"
+rm "$TMP/client.conf"
+mkfifo "$TMP/client.conf"
+told reload-pipe 1 'cannot read its configuration file' "${CFG[@]}" reload -p "$PID"
 rm "$TMP/client.conf"
 told reload-gone 1 'cannot read its configuration file' "${CFG[@]}" reload -p "$PID"
 check reload-gone-changes-nothing opens 1 2 5

@@ -186,7 +186,10 @@ fn environment() -> Option<&'static Environment> {
 /// What the environment and the file say.
 struct Read {
     path: String,
+    /// There is a file that says something.
     is_there: bool,
+    /// It is known which program this is.
+    is_known: bool,
     config: Config,
     origins: Origins,
     errors: Vec<ConfigError>,
@@ -211,8 +214,9 @@ fn read(environment: Option<&Environment>, files: &Files) -> Read {
     };
     let file = text.as_deref().map(|t| (path.as_str(), t));
     let (mut config, origins, errors) = Config::resolve_lossy(file, &get, &[], &users);
-    keep_own(&mut config.rules, environment.map_or("", |e| &e.started));
-    Read { is_there: text.is_some(), path, config, origins, errors, problem }
+    let is_known = keep_own(&mut config.rules, environment.map_or("", |e| &e.started));
+    let is_there = text.is_some_and(|text| !text.trim().is_empty());
+    Read { is_there, is_known, path, config, origins, errors, problem }
 }
 
 /// The rules that the file has by now, beside the parameters that are in effect. What cannot be
@@ -221,8 +225,13 @@ fn with_new_rules(now: &Resolved, files: &Files) -> Result<(Config, Origins), An
     let read = read(environment(), files);
     let is_of_file = |error: &ConfigError| matches!(error.place, Place::File { .. });
     match read {
-        // (A file that is not there any more may be behind a new root.)
-        Read { problem: Some(_), .. } | Read { is_there: false, .. } => Err(Answer::Unread),
+        // (A file that is not there any more may be behind a new root; an empty one is being
+        // written; a relative name may be another file's by now; and without /proc nobody knows
+        // whether a rule is for this program.)
+        Read { problem: Some(_), .. }
+        | Read { is_there: false, .. }
+        | Read { is_known: false, .. } => Err(Answer::Unread),
+        Read { path, .. } if !path.starts_with('/') => Err(Answer::Unread),
         Read { errors, .. } if errors.iter().any(is_of_file) => Err(Answer::Mistake),
         Read { config, .. } => {
             Ok((Config { rules: config.rules, ..now.config.clone() }, now.origins.clone()))
@@ -230,10 +239,11 @@ fn with_new_rules(now: &Resolved, files: &Files) -> Result<(Config, Origins), An
     }
 }
 
-/// Of the rules those that may hold in this program, which was started by `name`.
-fn keep_own(rules: &mut Vec<Rule>, name: &str) {
+/// Of the rules those that may hold in this program, which was started by `name`. False: which file
+/// it is cannot be found out.
+fn keep_own(rules: &mut Vec<Rule>, name: &str) -> bool {
     if rules.is_empty() {
-        return;
+        return true;
     }
     let mut file = [0u8; 4096];
     let n = sys::readlink(b"/proc/self/exe\0", &mut file);
@@ -242,6 +252,7 @@ fn keep_own(rules: &mut Vec<Rule>, name: &str) {
     // (A file that was replaced since: the kernel says so behind its name.)
     let file = file.strip_suffix(" (deleted)").unwrap_or(file);
     rules.retain(|rule| rule.is_of(Program { file, name }));
+    n > 0
 }
 
 /// The parameter `name` has another value from here on, or ([`RULES`]) the rules are read again.

@@ -65,7 +65,7 @@ impl fmt::Display for Failure {
             Failure::Refused(Answer::NoMemory) => f.write_str("it has no memory for that"),
             Failure::Refused(Answer::Unread) => f.write_str(
                 "it cannot read its configuration file any more (another user, another root), or \
-                 has none; its rules are as they were, until it is started again",
+                 has none, or an empty one, or one with a relative name; its rules are as they were",
             ),
             Failure::Refused(Answer::Mistake) => f.write_str(
                 "its configuration file has a mistake, which `netacc_run -f FILE true` names; its \

@@ -4,7 +4,7 @@
 use super::{STATUS_FAILED, STATUS_USAGE, print};
 use crate::launch::{self, Environment};
 use crate::live::{self, Failure};
-use crate::processes::{self, Looks, Unknown};
+use crate::processes::{self, Found, Looks, Unknown};
 use crate::segment::SegmentError;
 use crate::show::{Table, printable};
 use clap::ArgMatches;
@@ -123,7 +123,9 @@ fn meant(matches: &ArgMatches) -> Result<Vec<u32>, c_int> {
         if not_permitted > 0 && !rustix::process::geteuid().is_root() {
             complain("processes of other users are left alone: root has them all");
         }
-        return Ok(found.into_iter().map(|found| found.pid).collect());
+        // (Who has had no connection has no configuration yet: that of its file, as it is then.)
+        let is_begun = |found: &Found| !matches!(found.process, Err(SegmentError::NoSegment));
+        return Ok(found.into_iter().filter(is_begun).map(|found| found.pid).collect());
     }
     let words: Vec<String> =
         matches.get_many::<String>("pid").into_iter().flatten().cloned().collect();
