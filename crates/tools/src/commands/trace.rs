@@ -5,11 +5,12 @@ use crate::selection::Network;
 use crate::show::one_line;
 use crate::trace::{self, Trace, Wanted};
 use clap::ArgMatches;
+use rustix::time::{ClockId, clock_gettime};
 use std::collections::HashMap;
 use std::ffi::c_int;
 use std::io::{self, Write};
 use std::path::PathBuf;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 mod chrome;
 mod histogram;
@@ -116,7 +117,7 @@ fn follow(mut traces: Vec<Trace>, wanted: &Wanted, is_json: bool) -> c_int {
     let mut said: HashMap<(usize, u64), u64> = HashMap::new();
     let mut seen = vec![Vec::new(); traces.len()];
     loop {
-        let began = Instant::now();
+        let began = cpu_time();
         let is_last = !traces.iter().any(|trace| trace.is_live);
         let mut lines = Vec::new();
         for (at, (trace, seen)) in traces.iter().zip(&mut seen).enumerate() {
@@ -134,8 +135,8 @@ fn follow(mut traces: Vec<Trace>, wanted: &Wanted, is_json: bool) -> c_int {
             return 0;
         }
         drop(out);
-        // However many connections there are, it takes 2 % of a CPU.
-        std::thread::sleep((50 * began.elapsed()).clamp(PAUSE_MIN, PAUSE_MAX));
+        // However many connections there are, it takes 2 % of a CPU, or looks each two seconds.
+        std::thread::sleep((50 * (cpu_time() - began)).clamp(PAUSE_MIN, PAUSE_MAX));
         for trace in traces.iter_mut().filter(|trace| trace.is_live) {
             if let Err(error) = trace.look_again() {
                 complain(format_args!("{}: {error}", trace.pid));
@@ -143,6 +144,12 @@ fn follow(mut traces: Vec<Trace>, wanted: &Wanted, is_json: bool) -> c_int {
             }
         }
     }
+}
+
+/// That this thread has had.
+fn cpu_time() -> Duration {
+    let time = clock_gettime(ClockId::ThreadCPUTime);
+    Duration::try_from(time).unwrap_or_default()
 }
 
 fn histogram(matches: &ArgMatches) -> c_int {

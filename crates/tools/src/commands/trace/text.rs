@@ -187,7 +187,8 @@ pub(super) fn text(traces: &[Trace], wanted: &Wanted) -> String {
     if out.is_empty() { "no traces\n".to_owned() } else { out }
 }
 
-/// What a ring says from the event of that index on: each line with its time.
+/// What a ring says from the event of that index on: each line with its time. Those in between that
+/// are not kept any more are counted.
 pub(super) fn lines(
     trace: &Trace,
     ring: &RingText,
@@ -195,23 +196,66 @@ pub(super) fn lines(
     from: u64,
     is_json: bool,
 ) -> Vec<(u64, String)> {
-    let all = said(trace, ring, wanted);
-    let new = all.iter().filter(|said| said.index >= from);
-    new.map(|said| {
-        let line = if is_json {
+    let line = |ns, says: Map<String, Value>, text: &str| {
+        if is_json {
             let mut map = Map::new();
             map.insert("pid".to_owned(), json!(trace.pid));
             map.insert("connection".to_owned(), json!(ring.number));
-            map.extend(event_json(trace, said));
-            format!("{}\n", Value::Object(map))
-        } else {
-            let of = match ring.number {
-                0 => "process".to_owned(),
-                number => format!("{number} {} > {}", address(ring.local), address(ring.peer)),
-            };
-            format!("{}  {} {of}: {}\n", time(trace, said.ns), trace.pid, event_text(said))
+            map.extend(says);
+            return (ns, format!("{}\n", Value::Object(map)));
+        }
+        let of = match ring.number {
+            0 => "process".to_owned(),
+            number => format!("{number} {} > {}", address(ring.local), address(ring.peer)),
         };
-        (said.ns, line)
-    })
-    .collect()
+        (ns, format!("{}  {} {of}: {text}\n", time(trace, ns), trace.pid))
+    };
+    let mut lines = Vec::new();
+    if let Some((ns, lost)) = lost_since(ring, from) {
+        let says = Map::from_iter([("events_not_kept".to_owned(), json!(lost))]);
+        lines.push(line(ns, says, &format!("({lost} events are not kept)")));
+    }
+    let all = said(trace, ring, wanted);
+    let new = all.iter().filter(|said| said.index >= from);
+    lines.extend(new.map(|said| line(said.ns, event_json(trace, said), &event_text(said))));
+    lines
+}
+
+/// How many events from that index on are not kept any more, and the time of the first behind them.
+fn lost_since(ring: &RingText, from: u64) -> Option<(u64, u64)> {
+    let (behind, lost) = gap(ring)?;
+    let (.., ns, _) = ring.events.iter().find(|(index, ..)| *index == behind)?;
+    let lost = lost.min(behind.saturating_sub(from));
+    (lost > 0).then_some((*ns, lost))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Of 12 events the first three and the last four are kept.
+    fn ring() -> RingText {
+        let kept = (0..3).chain(8..12);
+        RingText {
+            state: State::Open as u32,
+            number: 1,
+            fd: 3,
+            began_ns: 0,
+            local: None,
+            peer: None,
+            peer_pid: 0,
+            recorded: 12,
+            events: kept.map(|index| (index, 1, 100 * index, 0)).collect(),
+        }
+    }
+
+    #[test]
+    fn who_follows_is_told_of_each_event_that_is_not_kept_once() {
+        assert_eq!(lost_since(&ring(), 0), Some((800, 5)));
+        assert_eq!(lost_since(&ring(), 5), Some((800, 3)));
+        assert_eq!(lost_since(&ring(), 8), None);
+        assert_eq!(lost_since(&ring(), 12), None);
+        let all = RingText { events: (0..4).map(|i| (i, 1, i, 0)).collect(), ..ring() };
+        assert_eq!(lost_since(&all, 0), None);
+    }
 }
