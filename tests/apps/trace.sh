@@ -176,7 +176,8 @@ if [ "$(id -u)" = 0 ]; then
   others=$(find /dev/shm -name 'netacc-trace.ffff*' | wc -l)
   chown 65534 /dev/shm/netacc-trace.ffff*
 fi
-# (Where there are so many it is left to one in sixteen of those that begin.)
+# (Where there are so many it is left to one in sixteen of those that begin, by chance: what is
+# shown is that it comes to that number, and not below it.)
 left() { find /dev/shm -name 'netacc-trace.*' | wc -l; }
 for _ in $(seq 400); do
   become_accel python3 "$APP" alone 2>/dev/null &

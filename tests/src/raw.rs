@@ -59,7 +59,6 @@ pub fn write(fd: Fd, buf: &[u8]) -> Result<usize, E> {
     })
 }
 
-/// Waits with ppoll for one descriptor; what it reports, or 0.
 /// Whether the kernel resets the connection at its last close (SO_LINGER, on and 0).
 pub fn ends_in_a_reset(fd: Fd) -> bool {
     let (mut linger, mut len) = ([0i32; 2], 8u32);
@@ -70,6 +69,7 @@ pub fn ends_in_a_reset(fd: Fd) -> bool {
     got == 0 && linger == [1, 0]
 }
 
+/// Waits with ppoll for one descriptor; what it reports, or 0.
 pub fn poll(fd: Fd, events: i16, ms: i64) -> i16 {
     let mut one = pollfd { fd, events, revents: 0 };
     let limit = libc::timespec { tv_sec: ms / 1000, tv_nsec: ms % 1000 * 1_000_000 };

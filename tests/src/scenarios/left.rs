@@ -57,11 +57,10 @@ fn may_be_on_the_way(fd: Fd) -> bool {
 fn read_all(fd: Fd, read: impl FnOnce(Fd) -> R) {
     let later = may_be_on_the_way(fd);
     read(fd).expect("read");
-    while sys::fionread(fd) != Ok(0) {
-        sys::sleep_ms(1);
-    }
     let until = sys::now_ns() + 5_000_000_000 * u64::from(sys::patience());
-    while later && raw::ends_in_a_reset(fd) && linger_of(fd) != (1, 0) && sys::now_ns() < until {
+    let resets = || raw::ends_in_a_reset(fd) && linger_of(fd) != (1, 0);
+    while later && (sys::fionread(fd) != Ok(0) || resets()) {
+        assert!(sys::now_ns() < until, "its end is not the kernel's");
         sys::sleep_ms(1);
     }
 }
