@@ -5,9 +5,12 @@ use crate::sys::{E, Fd, errno};
 use std::ffi::{CStr, c_void};
 use std::sync::atomic::{AtomicU32, Ordering};
 
+pub const READV: u8 = 1;
 pub const POLL_ADD: u8 = 6;
 pub const SENDMSG: u8 = 9;
+pub const RECVMSG: u8 = 10;
 pub const CLOSE: u8 = 19;
+pub const READ: u8 = 22;
 pub const RECV: u8 = 27;
 pub const EPOLL_CTL: u8 = 29;
 pub const EPOLL_WAIT: u8 = 59;

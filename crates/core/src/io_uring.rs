@@ -17,21 +17,23 @@
 //! called by a pointer that `dlsym` found, is not seen.
 
 mod abi;
+mod receive;
 
 use crate::fd_table::{self, Entry, Place};
 use crate::lock::Mutex;
 use crate::outcome::{PASS, Ret};
-use crate::{config, epoll, heap, io, process, sys, unconnected};
+use crate::{config, epoll, heap, io, numbers, process, sys, unconnected};
 use abi::{
-    BUFFER_SELECT, DEPENDS, FIXED_FILE, FOLLOWED, FOLLOWED_OF_LIBURING, HARMLESS_REGISTER,
+    BUFFER_SELECT, DEPENDS, FIXED_FILE, FOLLOWED, FOLLOWED_OF_LIBURING, HARMLESS_REGISTER, LINK,
     OFF_SQ_RING, OFF_SQES, OP_ACCEPT, OP_CLOSE, OP_EPOLL_CTL, OP_EPOLL_WAIT, OP_FILES_UPDATE,
-    OP_NOP, OP_POLL_ADD, OP_SENDMSG, OP_SENDMSG_ZC, OP_SPLICE, OP_TEE, OP_TIMEOUT_REMOVE,
+    OP_NOP, OP_POLL_ADD, OP_READ, OP_READ_FIXED, OP_READ_MULTISHOT, OP_READV, OP_RECV, OP_RECV_ZC,
+    OP_RECVMSG, OP_SENDMSG, OP_SENDMSG_ZC, OP_SPLICE, OP_TEE, OP_TIMEOUT_REMOVE, OP_WRITE,
     SETUP_NO_SQARRAY, SPLICE_FD_IN_FIXED, Sqe,
 };
 pub use abi::{Liburing, Params};
 use alloc::vec::Vec;
 use core::ffi::c_int;
-use core::sync::atomic::{AtomicU32, AtomicU64, Ordering::*};
+use core::sync::atomic::{AtomicI32, AtomicU32, AtomicU64, Ordering::*};
 use libc::epoll_event;
 use netacc_control::config::IoUring;
 use netacc_control::stats::Reason;
@@ -242,6 +244,7 @@ impl View {
     fn follow(&self, to_submit: u32) {
         let head = self.word(self.head).load(Relaxed);
         let there = self.word(self.tail).load(Acquire).wrapping_sub(head);
+        let mut seen = Seen { files: false, linked: false };
         for n in 0..there.min(to_submit).min(self.entries) {
             let mut index = head.wrapping_add(n) & (self.entries - 1);
             if let Some(array) = self.array {
@@ -255,23 +258,33 @@ impl View {
             let at = unsafe { self.sqes.cast::<Sqe>().add(index as usize) };
             // SAFETY: as above; all bits are a valid entry.
             let entry = unsafe { at.read_volatile() };
-            if let Some(instead) = follow(entry, false) {
+            if let Some(instead) = follow(entry, seen) {
                 // SAFETY: as above.
                 unsafe { at.write_volatile(instead) };
             }
+            seen.linked = entry.flags & LINK != 0;
         }
     }
 }
 
+/// What is known of an entry besides.
+#[derive(Clone, Copy)]
+struct Seen {
+    /// Descriptors were seen when they were registered with the ring, so none of those is a socket
+    /// of ours.
+    files: bool,
+    /// It is carried out only if the one before it succeeds.
+    linked: bool,
+}
+
 /// What one entry means for the sockets of ours; the entry that the kernel gets instead, if it is
-/// another. `files_seen`: descriptors were seen when they were registered with the ring, so none of
-/// those is a socket of ours.
-fn follow(entry: Sqe, files_seen: bool) -> Option<Sqe> {
+/// another.
+fn follow(entry: Sqe, seen: Seen) -> Option<Sqe> {
     let is_index = entry.flags & FIXED_FILE != 0;
     let unclear = match entry.opcode {
         OP_EPOLL_CTL => entry.flags & (FIXED_FILE | DEPENDS) != 0,
         OP_FILES_UPDATE => true,
-        _ => is_index && !files_seen,
+        _ => is_index && !seen.files,
     };
     if unclear {
         io::lose_sight();
@@ -307,7 +320,8 @@ fn follow(entry: Sqe, files_seen: bool) -> Option<Sqe> {
             }
             if entry.op_flags & SPLICE_FD_IN_FIXED == 0 {
                 uses(entry.splice_fd_in);
-            } else if !files_seen {
+                io::hand_on(entry.splice_fd_in, Reason::IoUring);
+            } else if !seen.files {
                 io::lose_sight();
             }
             None
@@ -325,6 +339,12 @@ fn follow(entry: Sqe, files_seen: bool) -> Option<Sqe> {
             }
             _ => None,
         },
+        OP_POLL_ADD | OP_READ | OP_READ_FIXED | OP_READV | OP_READ_MULTISHOT | OP_RECV
+        | OP_RECVMSG | OP_RECV_ZC
+            if !is_index =>
+        {
+            receive::receive(entry, seen.linked)
+        }
         OP_SENDMSG | OP_SENDMSG_ZC => {
             if !is_index {
                 uses(entry.fd);
@@ -371,7 +391,36 @@ fn completes_with(entry: Sqe, result: Ret) -> Option<Sqe> {
         ENOENT => Some(Sqe { addr: nobody(), ..other(OP_TIMEOUT_REMOVE) }),
         EINVAL => Some(Sqe { buf_index: 1, ..entry }),
         EBADF => Some(Sqe { fd: -1, ..entry }),
+        1.. => {
+            let fd = null_device()?;
+            Some(Sqe {
+                fd,
+                len: result as u32,
+                flags: entry.flags & !FIXED_FILE,
+                ..other(OP_WRITE)
+            })
+        }
         _ => None,
+    }
+}
+
+/// `/dev/null`: a write of n bytes to it, from wherever, has the result n.
+fn null_device() -> Option<c_int> {
+    static FD: AtomicI32 = AtomicI32::new(-1);
+    let known = FD.load(Acquire);
+    if known >= 0 {
+        return Some(known);
+    }
+    let new = numbers::make(|| sys::open(b"/dev/null\0", libc::O_WRONLY | libc::O_CLOEXEC, 0));
+    match FD.compare_exchange(-1, new, AcqRel, Acquire) {
+        Ok(_) if new >= 0 => Some(new),
+        Ok(_) => None,
+        Err(other) => {
+            if new >= 0 {
+                fd_table::close_internal(new);
+            }
+            Some(other)
+        }
     }
 }
 

@@ -181,6 +181,59 @@ fn poll_and_close_client(t: &Ctx) {
     }
 }
 
+/// Receives by each kind of entry what the peer has sent before its end, and then the end.
+fn receive_behind_the_end(t: &Ctx, make: Make) {
+    let ring = ring_by(t, make, 0);
+    let fds = t.servers(2);
+    for (fd, end) in fds.into_iter().zip(["closes", "shuts down"]) {
+        let Some(ring) = &ring else { break };
+        t.tell(end);
+        sys::await_events(fd, libc::POLLRDHUP, 5_000);
+        let mut buf = [0u8; 4];
+        let mut part = [libc::iovec { iov_base: buf.as_mut_ptr().cast(), iov_len: 4 }];
+        // SAFETY: all zero is a valid msghdr.
+        let mut message: libc::msghdr = unsafe { std::mem::zeroed() };
+        (message.msg_iov, message.msg_iovlen) = (part.as_mut_ptr(), 1);
+        let at = buf.as_mut_ptr() as u64;
+        let entries = [
+            ("poll", ring::POLL_ADD, 0, 0, i32::from(libc::POLLIN)),
+            ("peek", ring::RECV, at, 4, libc::MSG_PEEK),
+            ("recv", ring::RECV, at, 4, 0),
+            ("of all", ring::RECV, at, 4, libc::MSG_WAITALL),
+            ("read", ring::READ, at, 4, 0),
+            ("readv", ring::READV, part.as_mut_ptr() as u64, 1, 0),
+            ("recvmsg", ring::RECVMSG, &raw mut message as u64, 1, 0),
+            ("the rest", ring::RECV, at, 4, 0),
+            ("the end", ring::RECV, at, 4, 0),
+        ];
+        for (label, opcode, addr, len, op_flags) in entries {
+            let (op_flags, user_data) = (op_flags as u32, 3);
+            let entry = Entry { opcode, fd, addr, len, op_flags, user_data, ..Entry::default() };
+            t.log(label, ring.submit(&[entry], 1).map(|_| ring.completions()));
+            t.log_text("bytes", &buf);
+        }
+        t.log("by a call", sys::recv(fd, &mut buf, 0));
+    }
+    t.tell("end");
+}
+
+fn ends_behind_bytes(t: &Ctx) {
+    let fds = t.clients(2);
+    for fd in fds {
+        match t.hear().as_str() {
+            "closes" => {
+                send_all(fd, b"one.two.thr.fou.fiv.six");
+                sys::close(fd).expect("close");
+            }
+            "shuts down" => {
+                send_all(fd, b"one.two.thr.fou.fiv.six");
+                sys::shutdown(fd, libc::SHUT_WR).expect("shutdown");
+            }
+            _ => return,
+        }
+    }
+}
+
 pub fn list() -> Vec<Scenario> {
     vec![
         pair(
@@ -327,6 +380,20 @@ pub fn list() -> Vec<Scenario> {
             "a ring receives on an accelerated socket what came before and what comes later",
             |t| receive(t, Ring::new),
             four_each_client,
+        )
+        .demoted(),
+        pair(
+            "rings/receive-behind-the-end",
+            "a ring receives, by each kind of entry, what an accelerated peer has sent before it closes or shuts down, then the end",
+            |t| receive_behind_the_end(t, Ring::new),
+            ends_behind_bytes,
+        )
+        .demoted(),
+        pair(
+            "rings/liburing-receive-behind-the-end",
+            "as rings/receive-behind-the-end, by a ring of liburing's",
+            |t| receive_behind_the_end(t, Ring::liburing),
+            ends_behind_bytes,
         )
         .demoted(),
         pair(

@@ -1,13 +1,15 @@
 //! A descriptor is used in a way that only the kernel can serve.
 
+use super::ends::hold_rx;
 use super::kept::give_up_listener;
 use super::leave::to_kernel;
 use crate::fd_table::Entry;
 use crate::sets::sets;
-use crate::socket::flag;
+use crate::socket::{State, flag};
 use crate::{adoption, fast, fd_table};
 use core::ffi::c_int;
 use netacc_control::stats::Reason;
+use netacc_proto::switchover::Plan;
 
 /// A descriptor is used in a way that only the kernel can serve, for good: see
 /// [`crate::api::need_kernel`].
@@ -31,6 +33,26 @@ pub(crate) fn need_kernel(fd: c_int, why: Reason) {
     // Where somebody is about to read who cannot read a ring.
     let strict = leaves_sight(why) && why != Reason::IoUring;
     let _ = to_kernel(s, g, fd, why, strict);
+}
+
+/// Of a descriptor that the kernel is to serve for good ([`need_kernel`]) the next bytes are in a
+/// ring all the same, and will not come by the kernel.
+pub(crate) fn is_left_in_ring(fd: c_int) -> bool {
+    fd_table::socket(fd).is_some_and(|(s, g)| {
+        s.is(State::Attached)
+            && hold_rx(s, g).is_ok_and(|mut h| {
+                matches!(h.end.switch.plan(), Plan::Fast { .. })
+                    && h.unread().is_ok_and(|unread| unread > 0)
+            })
+    })
+}
+
+/// Somebody is about to read from it past us: where that would miss bytes, the connection is broken
+/// off.
+pub(crate) fn hand_on(fd: c_int, why: Reason) {
+    if let Some((s, g)) = fd_table::socket(fd).filter(|_| is_left_in_ring(fd)) {
+        let _ = to_kernel(s, g, fd, why, true);
+    }
 }
 
 /// A ring of the program's may do anything with any socket from now on: all are the kernel's.

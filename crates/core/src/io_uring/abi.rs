@@ -1,6 +1,6 @@
 //! What the kernel and liburing have laid down: numbers and structures.
 
-use super::follow;
+use super::{Seen, follow};
 use core::ffi::c_int;
 use core::mem::offset_of;
 
@@ -41,22 +41,32 @@ pub(super) const OFF_SQ_RING: usize = 0;
 pub(super) const OFF_SQES: usize = 0x1000_0000;
 
 pub(super) const OP_NOP: u8 = 0;
+pub(super) const OP_READV: u8 = 1;
+pub(super) const OP_READ_FIXED: u8 = 4;
 pub(super) const OP_POLL_ADD: u8 = 6;
 pub(super) const OP_SENDMSG: u8 = 9;
+pub(super) const OP_RECVMSG: u8 = 10;
 pub(super) const OP_TIMEOUT_REMOVE: u8 = 12;
 pub(super) const OP_ACCEPT: u8 = 13;
 pub(super) const OP_CLOSE: u8 = 19;
 pub(super) const OP_FILES_UPDATE: u8 = 20;
+pub(super) const OP_READ: u8 = 22;
+pub(super) const OP_WRITE: u8 = 23;
+pub(super) const OP_RECV: u8 = 27;
 pub(super) const OP_EPOLL_CTL: u8 = 29;
 pub(super) const OP_SPLICE: u8 = 30;
 pub(super) const OP_TEE: u8 = 33;
 pub(super) const OP_SENDMSG_ZC: u8 = 48;
+pub(super) const OP_READ_MULTISHOT: u8 = 49;
+pub(super) const OP_RECV_ZC: u8 = 58;
 pub(super) const OP_EPOLL_WAIT: u8 = 59;
 
 /// `IOSQE_FIXED_FILE`: its descriptor is a registered one.
 pub(super) const FIXED_FILE: u8 = 1;
 /// `IOSQE_IO_DRAIN`, `IOSQE_IO_LINK`, `IOSQE_IO_HARDLINK`: done later, or not at all.
 pub(super) const DEPENDS: u8 = 1 << 1 | 1 << 2 | 1 << 3;
+/// `IOSQE_IO_LINK`: the next entry is carried out if this one succeeds.
+pub(super) const LINK: u8 = 1 << 2;
 /// `SPLICE_F_FD_IN_FIXED`
 pub(super) const SPLICE_FD_IN_FIXED: u32 = 1 << 31;
 /// `IOSQE_BUFFER_SELECT`
@@ -111,6 +121,7 @@ impl Liburing {
         // SAFETY: the caller's promise.
         let mask = unsafe { self.ring_mask.read_volatile() };
         let bytes = size_of::<Sqe>() << u32::from(self.flags & SETUP_SQE128 != 0);
+        let mut seen = Seen { files: true, linked: false };
         for n in 0..self.sqe_tail.wrapping_sub(self.sqe_head).min(mask.saturating_add(1)) {
             let at = self
                 .sqes
@@ -118,10 +129,11 @@ impl Liburing {
                 .cast::<Sqe>();
             // SAFETY: an entry that the application has filled in, and nobody has taken yet.
             let entry = unsafe { at.read_volatile() };
-            if let Some(instead) = follow(entry, true) {
+            if let Some(instead) = follow(entry, seen) {
                 // SAFETY: as above.
                 unsafe { at.write_volatile(instead) };
             }
+            seen.linked = entry.flags & LINK != 0;
         }
     }
 }

@@ -1,6 +1,9 @@
 use super::abi::SETUP_SQE128;
 use super::*;
 
+const UNSEEN: Seen = Seen { files: false, linked: false };
+const SEEN: Seen = Seen { files: true, linked: false };
+
 fn ctl(op: c_int, fd: c_int) -> Sqe {
     Sqe {
         opcode: OP_EPOLL_CTL,
@@ -27,21 +30,24 @@ fn an_entry_completes_with_the_result() {
     assert!(none.addr != 0 && none.addr == nobody());
     assert_eq!(completes_with(entry, -(libc::EINVAL as Ret)).unwrap().buf_index, 1);
     assert_eq!(completes_with(entry, -(libc::EBADF as Ret)).unwrap().fd, -1);
+    let some = completes_with(Sqe { flags: FIXED_FILE | 1 << 4, ..entry }, 12).unwrap();
+    assert_eq!((some.opcode, some.flags, some.user_data), (OP_WRITE, 1 << 4, 0xdead_beef));
+    assert_eq!(sys::write(some.fd, &[0; 12]), 12);
 }
 
 #[test]
 fn what_is_not_ours_stays_as_it_is() {
     for op in [libc::EPOLL_CTL_ADD, libc::EPOLL_CTL_MOD, libc::EPOLL_CTL_DEL] {
-        assert!(follow(ctl(op, 900_000), false).is_none());
+        assert!(follow(ctl(op, 900_000), UNSEEN).is_none());
     }
-    assert!(follow(Sqe { opcode: OP_NOP, fd: -1, ..Sqe::default() }, false).is_none());
-    assert!(follow(Sqe { opcode: OP_CLOSE, fd: 900_000, ..Sqe::default() }, false).is_none());
+    assert!(follow(Sqe { opcode: OP_NOP, fd: -1, ..Sqe::default() }, UNSEEN).is_none());
+    assert!(follow(Sqe { opcode: OP_CLOSE, fd: 900_000, ..Sqe::default() }, UNSEEN).is_none());
     // What was registered is known where it was seen.
     for opcode in [OP_NOP, OP_SENDMSG, OP_SPLICE, 27] {
         assert!(
             follow(
                 Sqe { opcode, flags: FIXED_FILE, op_flags: SPLICE_FD_IN_FIXED, ..Sqe::default() },
-                true
+                SEEN
             )
             .is_none()
         );

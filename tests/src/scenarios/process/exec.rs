@@ -36,6 +36,32 @@ pub(super) fn list() -> Vec<Scenario> {
         )
         .demoted(),
         pair(
+            "process/exec-cat-behind-the-end",
+            "the same when the peer has shut down: cat has all that it sent before, or the connection is reset, on both sides",
+            |t| {
+                let fd = t.server();
+                await_bytes(fd, 1000);
+                sys::await_events(fd, libc::POLLRDHUP, 5_000);
+                let pid = t.exec_on(fd, "/bin/cat", &["cat"], true);
+                t.log("close", sys::close(fd));
+                let _ = sys::wait_child(pid);
+            },
+            |t| {
+                let fd = t.client();
+                send_all(fd, &[7; 1000]);
+                t.log("shutdown", sys::shutdown(fd, libc::SHUT_WR));
+                let (mut bytes, mut buf) = (0, [0; 2000]);
+                let end = loop {
+                    match sys::recv(fd, &mut buf, 0) {
+                        Ok(n @ 1..) => bytes += n,
+                        end => break end,
+                    }
+                };
+                t.log("all, or a reset", matches!((end, bytes), (Ok(0), 1000) | (Err(_), _)));
+            },
+        )
+        .demoted(),
+        pair(
             "process/exec-shell",
             "sh -c with the connection on fd 0 and 1: reads lines, answers, runs a further program",
             |t| {
