@@ -85,24 +85,76 @@ fn asked() -> Result<Sockets, Errno> {
     Ok(sockets)
 }
 
+/// Whose socket has these addresses in this process's network namespace, from sock_diag(7).
+/// `None`: nobody's, or one that was closed.
+pub fn owner(local: SocketAddr, peer: SocketAddr) -> Result<Option<u32>, Errno> {
+    let flags = SocketFlags::CLOEXEC;
+    let with = socket_with(AddressFamily::NETLINK, SocketType::DGRAM, flags, Some(SOCK_DIAG))?;
+    sendto(&with, &question_of(local, peer), SendFlags::empty(), &SocketAddrNetlink::new(0, 0))?;
+    let mut answer = vec![0; 4096];
+    let (got, _) = recv(&with, &mut answer[..], RecvFlags::empty())?;
+    match message(answer.get(..got).unwrap_or(&[])) {
+        Some((SOCK_DIAG_BY_FAMILY, body, _)) => {
+            let word = |at: usize| Some(u32::from_ne_bytes(*body.get(at..)?.first_chunk()?));
+            // (Where there is no such connection the kernel shows a listening socket.)
+            let is_it = socket(body).is_some_and(|(inode, pair)| {
+                let canonical = |it: SocketAddr| SocketAddr::new(it.ip().to_canonical(), it.port());
+                inode != 0 && pair == (canonical(local), canonical(peer))
+            });
+            Ok(word(64).filter(|_| is_it))
+        }
+        Some((NLMSG_ERROR, body, _)) => match body.first_chunk().map(|e| i32::from_ne_bytes(*e)) {
+            Some(error) if -error == Errno::NOENT.raw_os_error() => Ok(None),
+            _ => Err(Errno::NOTSUP),
+        },
+        _ => Err(Errno::NOTSUP),
+    }
+}
+
 const AF_INET: u8 = 2;
 const AF_INET6: u8 = 10;
 const SOCK_DIAG_BY_FAMILY: u16 = 20;
+const NLMSG_ERROR: u16 = 2;
 const NLMSG_DONE: u16 = 3;
+const REQUEST: u16 = 1;
+const REQUEST_DUMP: u16 = 0x301;
 
-/// `struct nlmsghdr` and `struct inet_diag_req_v2`: all TCP sockets of a family that are connected,
-/// or were until their peer's end.
-fn question(family: u8) -> [u8; 72] {
-    const REQUEST_DUMP: u16 = 0x301;
+/// `struct nlmsghdr` and `struct inet_diag_req_v2`, which asks for any socket of TCP's.
+fn question_about(family: u8, flags: u16) -> [u8; 72] {
     const IPPROTO_TCP: u8 = 6;
-    // ESTABLISHED, SYN_SENT, FIN_WAIT1, FIN_WAIT2, CLOSE_WAIT, LAST_ACK, CLOSING.
-    const STATES: u32 = 1 << 1 | 1 << 2 | 1 << 4 | 1 << 5 | 1 << 8 | 1 << 9 | 1 << 11;
     let mut bytes = [0; 72];
     bytes[..4].copy_from_slice(&72u32.to_ne_bytes());
     bytes[4..6].copy_from_slice(&SOCK_DIAG_BY_FAMILY.to_ne_bytes());
-    bytes[6..8].copy_from_slice(&REQUEST_DUMP.to_ne_bytes());
+    bytes[6..8].copy_from_slice(&flags.to_ne_bytes());
     (bytes[16], bytes[17]) = (family, IPPROTO_TCP);
+    bytes
+}
+
+/// All sockets of a family that are connected, or were until their peer's end.
+fn question(family: u8) -> [u8; 72] {
+    // ESTABLISHED, SYN_SENT, FIN_WAIT1, FIN_WAIT2, CLOSE_WAIT, LAST_ACK, CLOSING.
+    const STATES: u32 = 1 << 1 | 1 << 2 | 1 << 4 | 1 << 5 | 1 << 8 | 1 << 9 | 1 << 11;
+    let mut bytes = question_about(family, REQUEST_DUMP);
     bytes[20..24].copy_from_slice(&STATES.to_ne_bytes());
+    bytes
+}
+
+/// The socket with these addresses. (One of IPv6 that reaches IPv4 is found by the addresses of
+/// IPv4.)
+fn question_of(local: SocketAddr, peer: SocketAddr) -> [u8; 72] {
+    let (from, to) = (local.ip().to_canonical(), peer.ip().to_canonical());
+    let family = if from.is_ipv4() { AF_INET } else { AF_INET6 };
+    let mut bytes = question_about(family, REQUEST);
+    bytes[24..26].copy_from_slice(&local.port().to_be_bytes());
+    bytes[26..28].copy_from_slice(&peer.port().to_be_bytes());
+    for (at, ip) in [(28, from), (44, to)] {
+        match ip {
+            IpAddr::V4(ip) => bytes[at..at + 4].copy_from_slice(&ip.octets()),
+            IpAddr::V6(ip) => bytes[at..at + 16].copy_from_slice(&ip.octets()),
+        }
+    }
+    // INET_DIAG_NOCOOKIE
+    bytes[64..].fill(0xff);
     bytes
 }
 

@@ -3,7 +3,7 @@
 //! Names, types and texts are written by the client library of the OpenMetrics project, which is
 //! given the numbers anew each time. A series of a process has its number and its name as labels.
 
-use crate::memory;
+use crate::memory::{self, Mappings};
 use crate::processes::Found;
 use crate::segment::Process;
 use crate::show::{
@@ -16,7 +16,7 @@ use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::registry::{Registry, Unit};
 use std::collections::HashMap;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// How metrics are written.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -42,14 +42,42 @@ type Labels = Vec<(&'static str, String)>;
 /// Bytes sent and received by a path, of one process: its number, when its library began, the path.
 type Sums = HashMap<(u32, u64, Path), (u64, u64)>;
 
-/// What was said before. The bytes of a connection that ends while it is read may be missing once,
-/// and a counter that falls would be taken for one that began anew.
+/// Of a process, by its number and when its library began: when it was asked, and what it had.
+type Mapped = HashMap<(u32, u64), (Instant, Vec<Mappings>)>;
+
+/// What is mapped and touched may be so old: to count pages takes as long as all else.
+const MAPPED_FOR: Duration = Duration::from_secs(10);
+
+/// What was said before.
 #[derive(Debug, Default)]
-pub struct Past(Sums);
+pub struct Past {
+    /// The bytes of a connection that ends while it is read may be missing once, and a counter that
+    /// falls would be taken for one that began anew.
+    sums: Sums,
+    mapped: Mapped,
+}
 
 impl Past {
+    /// The library's mappings in these processes, in their order.
+    fn mapped(&mut self, all: &[&Process]) -> Vec<Vec<Mappings>> {
+        let mut now = Mapped::new();
+        let mut found = Vec::new();
+        for process in all {
+            let key = (process.pid, process.header.started_unix_ns);
+            let known = self.mapped.remove(&key).filter(|(at, _)| at.elapsed() < MAPPED_FOR);
+            // (Of a process that has ended meanwhile there are none.)
+            let (at, mappings) = known
+                .unwrap_or_else(|| (Instant::now(), memory::of(process.pid).unwrap_or_default()));
+            found.push(mappings.clone());
+            now.insert(key, (at, mappings));
+        }
+        // Of processes that are gone nothing is kept.
+        self.mapped = now;
+        found
+    }
+
     fn at_least(&mut self, key: (u32, u64, Path), is: (u64, u64), now: &mut Sums) -> (u64, u64) {
-        let was = self.0.get(&key).copied().unwrap_or_default();
+        let was = self.sums.get(&key).copied().unwrap_or_default();
         let sums = (is.0.max(was.0), is.1.max(was.1));
         now.insert(key, sums);
         sums
@@ -113,7 +141,7 @@ fn registry(found: &[Found], not_permitted: usize, past: &mut Past) -> Registry 
     about(&mut families, &all);
     connections(&mut families, &all);
     bytes(&mut families, &all, past);
-    mapped(&mut families, &all);
+    mapped(&mut families, &all, past);
     counters(&mut families, &all);
     registry
 }
@@ -189,10 +217,10 @@ fn bytes(families: &mut Families<'_>, all: &[&Process], past: &mut Past) {
         }
     }
     // Of processes that are gone nothing is kept.
-    past.0 = now;
+    past.sums = now;
 }
 
-fn mapped(families: &mut Families<'_>, all: &[&Process]) {
+fn mapped(families: &mut Families<'_>, all: &[&Process], past: &mut Past) {
     let help = "Address space of the library's shared memory, by what it is for";
     let reserved = families.gauge_in("memory_reserved", help, Unit::Bytes);
     let help = "Bytes of it that the process has touched";
@@ -200,9 +228,8 @@ fn mapped(families: &mut Families<'_>, all: &[&Process]) {
     let help = "Channels to other processes, by path";
     let channels = families.gauge("channels", help);
     let pairs = families.gauge("queue_pairs", "Queue pairs to other hosts");
-    for process in all {
-        // (Of a process that has ended meanwhile there are none.)
-        for mappings in memory::of(process.pid).unwrap_or_default() {
+    for (process, of_it) in all.iter().zip(past.mapped(all)) {
+        for mappings in of_it {
             let at = labels(process, &[("kind", mappings.kind.to_owned())]);
             set(&reserved, at.clone(), mappings.reserved);
             set(&touched, at, mappings.touched);

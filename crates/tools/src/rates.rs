@@ -71,23 +71,44 @@ impl Change<'_> {
         std::array::from_fn(|path| of(self.after, path).saturating_sub(of(self.before, path)))
     }
 
-    /// The open connections, with the bytes of this time alone.
-    pub(crate) fn connections(&self) -> Vec<Connection> {
+    /// Each open connection as it was, if it was there. (Most stand where they stood.)
+    fn with_before(&self) -> impl Iterator<Item = (&Connection, Option<&Connection>)> {
         let key = |c: &Connection| (c.fd, c.opened_unix_ns);
-        let before: HashMap<_, _> = self.before.connections.iter().map(|c| (key(c), c)).collect();
-        let mut all = self.after.connections.clone();
-        for connection in &mut all {
-            let Some(was) = before.get(&key(connection)) else { continue };
-            let (tx, rx) = (&mut connection.tx_bytes, &mut connection.rx_bytes);
-            let words = tx.iter_mut().zip(&was.tx_bytes).chain(rx.iter_mut().zip(&was.rx_bytes));
+        let mut moved: Option<HashMap<_, _>> = None;
+        self.after.connections.iter().enumerate().map(move |(at, is)| {
+            let all = &self.before.connections;
+            let was = all.get(at).filter(|was| key(was) == key(is)).or_else(|| {
+                let moved = moved.get_or_insert_with(|| all.iter().map(|c| (key(c), c)).collect());
+                moved.get(&key(is)).copied()
+            });
+            (is, was)
+        })
+    }
+
+    /// Bytes that each open connection has sent and received meanwhile.
+    pub(crate) fn bytes_of_connections(&self) -> Vec<(u64, u64)> {
+        let since = |is: &Connection, was: Option<&Connection>, of: fn(&Connection) -> &[u64]| {
+            let was = was.map_or(&[][..], of).iter().chain(std::iter::repeat(&0));
+            let changes = of(is).iter().zip(was).map(|(is, was)| is.saturating_sub(*was));
+            changes.fold(0, u64::saturating_add)
+        };
+        let both = |(is, was)| (since(is, was, |c| &c.tx_bytes), since(is, was, |c| &c.rx_bytes));
+        self.with_before().map(both).collect()
+    }
+
+    /// The open connections, with the bytes of this time alone.
+    fn connections(&self) -> Vec<Connection> {
+        let alone = |(is, was): (&Connection, Option<&Connection>)| {
+            let mut is = is.clone();
+            let Some(was) = was else { return is };
+            let words = is.tx_bytes.iter_mut().zip(&was.tx_bytes);
+            let words = words.chain(is.rx_bytes.iter_mut().zip(&was.rx_bytes));
             words.for_each(|(is, was)| *is = is.saturating_sub(*was));
-            let messages = [
-                (&mut connection.tx_messages, was.tx_messages),
-                (&mut connection.rx_messages, was.rx_messages),
-            ];
-            messages.into_iter().for_each(|(is, was)| *is = is.saturating_sub(was));
-        }
-        all
+            is.tx_messages = is.tx_messages.saturating_sub(was.tx_messages);
+            is.rx_messages = is.rx_messages.saturating_sub(was.rx_messages);
+            is
+        };
+        self.with_before().map(alone).collect()
     }
 
     /// The codes of reasons whose counts are others now, and by how much.

@@ -1,5 +1,6 @@
 //! Who is answered. On loopback anybody of the host can connect; the kernel knows whose end it is.
 
+use crate::addresses;
 use rustix::net::sockopt::socket_peercred;
 use std::fs;
 use std::net::{IpAddr, SocketAddr};
@@ -29,14 +30,20 @@ impl Visitors {
     /// Whether the other end of a connection within this host is one of them. An end that the
     /// kernel does not show is nobody's.
     pub(super) fn has(&self, visitor: SocketAddr, own: SocketAddr) -> bool {
-        let of = |table, visitor, own| owner(&fs::read_to_string(table).ok()?, visitor, own);
-        let user = match visitor {
-            SocketAddr::V6(_) => of("/proc/net/tcp6", visitor, own),
-            // A socket of IPv6 reaches IPv4 as well.
-            SocketAddr::V4(_) => of("/proc/net/tcp", visitor, own)
-                .or_else(|| of("/proc/net/tcp6", mapped(visitor), mapped(own))),
-        };
+        let user = addresses::owner(visitor, own).unwrap_or_else(|_| listed(visitor, own));
         user.is_some_and(|user| self.0.contains(&user))
+    }
+}
+
+/// The same from the kernel's tables, where it answers no question. (They are long where there are
+/// many connections.)
+fn listed(visitor: SocketAddr, own: SocketAddr) -> Option<u32> {
+    let of = |table, visitor, own| owner(&fs::read_to_string(table).ok()?, visitor, own);
+    match visitor {
+        SocketAddr::V6(_) => of("/proc/net/tcp6", visitor, own),
+        // A socket of IPv6 reaches IPv4 as well.
+        SocketAddr::V4(_) => of("/proc/net/tcp", visitor, own)
+            .or_else(|| of("/proc/net/tcp6", mapped(visitor), mapped(own))),
     }
 }
 
@@ -85,6 +92,17 @@ mod tests {
     use std::net::{TcpListener, TcpStream};
     use std::os::unix::net::UnixStream;
 
+    /// The kernel's two answers.
+    fn agree(visitor: SocketAddr, own: SocketAddr, is_somebodys: bool) {
+        let user = is_somebodys.then(|| rustix::process::geteuid().as_raw());
+        assert_eq!(listed(visitor, own), user);
+        match addresses::owner(visitor, own) {
+            Ok(owner) => assert_eq!(owner, user),
+            // A kernel without it.
+            Err(error) => assert_eq!(error, rustix::io::Errno::NOTSUP),
+        }
+    }
+
     #[test]
     fn the_kernel_says_whose_end_it_is() {
         for address in ["127.0.0.1:0", "[::1]:0"] {
@@ -94,9 +112,13 @@ mod tests {
             let visitors = Visitors::new(&[]).unwrap();
             assert!(visitors.has(visitor.local_addr().unwrap(), own));
             assert!(!Visitors(vec![u32::MAX]).has(visitor.local_addr().unwrap(), own));
+            agree(visitor.local_addr().unwrap(), own, true);
             let mut other = visitor.local_addr().unwrap();
             other.set_port(1);
             assert!(!visitors.has(other, own));
+            agree(other, own, false);
+            // (The kernel has a listening socket for that.)
+            agree(own, other, false);
         }
         let (one, _other) = UnixStream::pair().unwrap();
         assert!(Visitors::new(&[]).unwrap().has_unix(&one));
@@ -113,6 +135,7 @@ mod tests {
         assert!(root.has(from, own));
         drop(visitor);
         assert!(!root.has(from, own));
+        agree(from, own, false);
     }
 
     #[test]
@@ -122,6 +145,7 @@ mod tests {
         let Ok(visitor) = TcpStream::connect(mapped(own)) else { return };
         let (_accepted, from) = listener.accept().unwrap();
         assert!(from.is_ipv4());
+        agree(from, own, true);
         assert!(Visitors::new(&[]).unwrap().has(from, own));
         assert!(!Visitors(vec![u32::MAX]).has(from, own));
         drop(visitor);

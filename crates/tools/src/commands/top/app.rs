@@ -3,7 +3,6 @@
 use crate::processes::{Found, Looks};
 use crate::rates::Change;
 use crate::segment::Process;
-use crate::selection::sum;
 use crate::show::{
     accelerated_total, address, age, connections_total, one_line, reason_name, share, size,
     version, way,
@@ -115,13 +114,22 @@ pub(super) struct App {
 /// Of a process its number, of a connection its descriptor, and since when.
 type Identity = (u32, u64);
 
-/// A row of a table, and what rows are ordered by.
+/// A row of a table: which one it is, and what rows are ordered by. (There may be ten thousand, of
+/// which fifty are seen: [`App::cells`].)
 pub(super) struct Row {
-    pub(super) cells: Vec<String>,
+    /// Where it stands among the processes, or the connections of the one that is shown.
+    index: usize,
     identity: Identity,
-    pid: u32,
-    traffic: f64,
+    sent: f64,
+    received: f64,
+    /// Where rows are ordered by it.
     name: String,
+}
+
+impl Row {
+    fn traffic(&self) -> f64 {
+        self.sent + self.received
+    }
 }
 
 impl App {
@@ -167,7 +175,7 @@ impl App {
                 self.row = self.row_outside;
             }
             Key::Enter if self.pid.is_none() => {
-                if let Some(pid) = self.processes().get(self.row).map(|row| row.pid) {
+                if let Some(pid) = self.rows().get(self.row).map(|row| row.identity.0) {
                     self.row_outside = self.row;
                     (self.pid, self.at) = (Some(pid), None);
                     self.row = 0;
@@ -232,86 +240,100 @@ impl App {
         }
     }
 
+    /// The process whose connections are shown.
+    fn shown(&self) -> Option<&Process> {
+        self.all().find(|process| Some(process.pid) == self.pid)
+    }
+
     pub(super) fn rows(&self) -> Vec<Row> {
         let mut rows = match self.pid {
-            Some(pid) => self.connections(pid),
-            None => self.processes(),
+            Some(_) => self.connections(),
+            None => self.all().enumerate().map(|of| self.process(of)).collect(),
         };
-        self.sort(&mut rows);
-        rows
-    }
-
-    fn sort(&self, rows: &mut [Row]) {
         match self.order {
             Order::Number => {}
-            Order::Traffic => rows.sort_by(|a, b| b.traffic.total_cmp(&a.traffic)),
+            Order::Traffic => rows.sort_by(|a, b| b.traffic().total_cmp(&a.traffic())),
             Order::Name => rows.sort_by(|a, b| a.name.cmp(&b.name)),
         }
-    }
-
-    fn processes(&self) -> Vec<Row> {
-        let mut rows: Vec<Row> = self.all().map(|process| self.process(process)).collect();
-        self.sort(&mut rows);
         rows
     }
 
-    fn process(&self, process: &Process) -> Row {
-        let open = |path: Path| {
-            let open = process.header.open_by_path.get(path as usize);
-            open.copied().unwrap_or(0).to_string()
-        };
-        let (sent, received) =
-            self.change(process).map_or((0.0, 0.0), |change| change.bytes_per_second());
-        let mark = if process.is_library_replaced { "*" } else { "" };
-        let or_dash = |text: Option<String>| text.unwrap_or_else(|| String::from("-"));
-        let name = one_line(&process.name);
-        let cells = vec![
-            process.pid.to_string(),
-            name.clone(),
-            process.uid.to_string(),
-            format!("{}{mark}", or_dash(process.header.library.map(version))),
-            or_dash(process.uptime.map(age)),
-            open(Path::Tcp),
-            open(Path::Shm),
-            open(Path::Rdma),
-            or_dash(share(process)),
-            size(sent as u64),
-            size(received as u64),
-            or_dash(process.container.clone()),
-        ];
+    fn process(&self, (index, process): (usize, &Process)) -> Row {
+        let change = self.change(process);
+        let (sent, received) = change.map_or((0.0, 0.0), |change| change.bytes_per_second());
         let identity = (process.pid, process.header.started_unix_ns);
-        Row { cells, identity, pid: process.pid, traffic: sent + received, name }
+        Row { index, identity, sent, received, name: one_line(&process.name) }
     }
 
-    fn connections(&self, pid: u32) -> Vec<Row> {
-        let Some(process) = self.all().find(|process| process.pid == pid) else {
-            return Vec::new();
-        };
+    fn connections(&self) -> Vec<Row> {
+        let Some(process) = self.shown() else { return Vec::new() };
         let change = self.change(process);
-        let changed = change.as_ref().map(Change::connections);
+        let bytes = change.as_ref().map(Change::bytes_of_connections).unwrap_or_default();
         let seconds = change.map_or(1.0, |change| change.time.as_secs_f64().max(1e-3));
-        let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
         let row = |(index, connection): (usize, &Connection)| {
-            let bytes = changed.as_ref().and_then(|changed| changed.get(index));
-            let rate = |of: fn(&Connection) -> &[u64]| {
-                bytes.map_or(0.0, |connection| sum(of(connection)) as f64 / seconds)
-            };
-            let (sent, received) = (rate(|c| &c.tx_bytes), rate(|c| &c.rx_bytes));
-            let opened = Duration::from_nanos(connection.opened_unix_ns);
-            let peer = address(connection.peer);
-            let cells = vec![
-                connection.fd.to_string(),
-                address(connection.local),
-                peer.clone(),
-                way(connection),
-                reason_name(connection.reason),
-                size(sent as u64),
-                size(received as u64),
-                if opened.is_zero() { String::from("-") } else { age(now.saturating_sub(opened)) },
-            ];
-            let identity = (connection.fd, connection.opened_unix_ns);
-            Row { cells, identity, pid, traffic: sent + received, name: peer }
+            let (sent, received) = bytes.get(index).copied().unwrap_or_default();
+            Row {
+                index,
+                identity: (connection.fd, connection.opened_unix_ns),
+                sent: sent as f64 / seconds,
+                received: received as f64 / seconds,
+                name: match self.order {
+                    Order::Name => address(connection.peer),
+                    _ => String::new(),
+                },
+            }
         };
         process.connections.iter().enumerate().map(row).collect()
     }
+
+    /// What stands in a row, column by column.
+    pub(super) fn cells(&self, row: &Row) -> Vec<String> {
+        let rates = [size(row.sent as u64), size(row.received as u64)];
+        let cells = match self.pid {
+            None => self.all().nth(row.index).map(|process| process_cells(process, rates)),
+            Some(_) => {
+                let all = self.shown().map_or(&[][..], |process| &process.connections);
+                all.get(row.index).map(|connection| connection_cells(connection, rates))
+            }
+        };
+        cells.unwrap_or_default()
+    }
+}
+
+fn process_cells(process: &Process, [sent, received]: [String; 2]) -> Vec<String> {
+    let open = |path: Path| {
+        let open = process.header.open_by_path.get(path as usize);
+        open.copied().unwrap_or(0).to_string()
+    };
+    let mark = if process.is_library_replaced { "*" } else { "" };
+    let or_dash = |text: Option<String>| text.unwrap_or_else(|| String::from("-"));
+    vec![
+        process.pid.to_string(),
+        one_line(&process.name),
+        process.uid.to_string(),
+        format!("{}{mark}", or_dash(process.header.library.map(version))),
+        or_dash(process.uptime.map(age)),
+        open(Path::Tcp),
+        open(Path::Shm),
+        open(Path::Rdma),
+        or_dash(share(process)),
+        sent,
+        received,
+        or_dash(process.container.clone()),
+    ]
+}
+
+fn connection_cells(connection: &Connection, [sent, received]: [String; 2]) -> Vec<String> {
+    let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
+    let opened = Duration::from_nanos(connection.opened_unix_ns);
+    vec![
+        connection.fd.to_string(),
+        address(connection.local),
+        address(connection.peer),
+        way(connection),
+        reason_name(connection.reason),
+        sent,
+        received,
+        if opened.is_zero() { String::from("-") } else { age(now.saturating_sub(opened)) },
+    ]
 }

@@ -43,11 +43,13 @@ pub(super) fn draw(frame: &mut Frame<'_>, app: &mut App) {
     };
     let shown_columns = || shown.iter().filter_map(|at| Some((*at, columns.get(*at)?)));
     let head = shown_columns().map(|(_, c)| of(c, c.heading.trim_start_matches('>')));
-    let body = rows.iter().map(|row| {
-        Row::new(
-            shown_columns()
-                .map(|(at, column)| of(column, row.cells.get(at).map_or("", String::as_str))),
-        )
+    // Those that have room below the head, to that of the user's.
+    let room = usize::from(middle.height.saturating_sub(1));
+    let first = app.row.saturating_sub(room.saturating_sub(1));
+    let body = rows.iter().skip(first).take(room).map(|row| {
+        let cells = app.cells(row);
+        let cell = |at| cells.get(at).map_or("", String::as_str);
+        Row::new(shown_columns().map(|(at, column)| of(column, cell(at))).collect::<Vec<_>>())
     });
     // What is left goes to the texts.
     let width = |(_, column): (usize, &Column)| match column.heading.starts_with('>') {
@@ -58,7 +60,7 @@ pub(super) fn draw(frame: &mut Frame<'_>, app: &mut App) {
         .header(Row::new(head).style(reversed))
         .row_highlight_style(reversed)
         .column_spacing(1);
-    let mut state = TableState::new().with_selected((!rows.is_empty()).then_some(app.row));
+    let mut state = TableState::new().with_selected((!rows.is_empty()).then_some(app.row - first));
     frame.render_stateful_widget(table, middle, &mut state);
     frame.render_widget(Paragraph::new(help(app, bottom.width)), bottom);
 }
