@@ -1,5 +1,6 @@
 //! The hooked symbols, by family. `docs/hooks.md` says for each why it is here.
 
+mod aio;
 pub(crate) mod cancel;
 #[macro_use]
 mod epoll;

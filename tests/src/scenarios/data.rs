@@ -11,6 +11,7 @@ use libc::{
 };
 use std::time::{Duration, Instant};
 
+mod aio;
 mod files;
 mod flags;
 
@@ -71,6 +72,7 @@ fn duplex(fd: i32, mut sender: Sender, mut receiver: Receiver, total: u64, max: 
 pub fn list() -> Vec<Scenario> {
     let mut all = first();
     all.extend(files::list());
+    all.extend(aio::list());
     all.extend(flags::list());
     all
 }

@@ -150,7 +150,7 @@ reasons! {
         "None, or turn off the feature of the program that sets it.";
     UrgentData "urgent-data" "The connection uses urgent (out-of-band) data.",
         "None; urgent data needs TCP.";
-    StdioStream "stdio-stream" "The socket is read or written through stdio (fdopen).",
+    StdioStream "stdio-stream" "The socket is read or written by libc itself: through stdio (fdopen), or by aio(7).",
         "None; stdio calls inside libc cannot be followed.";
     Splice "splice" "The program used splice, which moves data inside the kernel.",
         "None, or turn off the feature of the program that uses it.";

@@ -1,6 +1,7 @@
 //! read, write and their vector, positioned and in-kernel relatives.
 
 use libc::{MSG_DONTWAIT, c_int, c_uint, c_void, iovec, loff_t, off_t, off64_t, size_t, ssize_t};
+use netacc_control::stats::Reason;
 use netacc_core::api::{self, PASS};
 
 hook! {
@@ -24,7 +25,7 @@ hook! {
 hook! {
     /// `preadv2(2)`; with offset -1 it is a `readv` with flags.
     fn preadv2(fd: c_int, iov: *const iovec, count: c_int, offset: off_t, flags: c_int) -> ssize_t
-        => match message_flags(offset, flags) {
+        => match message_flags(fd, offset, flags) {
             Some(flags) => api::recvv(fd, iov, count, flags),
             None => PASS,
         };
@@ -32,7 +33,7 @@ hook! {
 hook! {
     /// `preadv2` with a 64-bit offset.
     unchecked fn preadv64v2(fd: c_int, iov: *const iovec, count: c_int, offset: off64_t, flags: c_int) -> ssize_t
-        => match message_flags(offset, flags) {
+        => match message_flags(fd, offset, flags) {
             Some(flags) => api::recvv(fd, iov, count, flags),
             None => PASS,
         };
@@ -53,7 +54,7 @@ hook! {
 hook! {
     /// `pwritev2(2)`; with offset -1 it is a `writev` with flags.
     fn pwritev2(fd: c_int, iov: *const iovec, count: c_int, offset: off_t, flags: c_int) -> ssize_t
-        => match message_flags(offset, flags) {
+        => match message_flags(fd, offset, flags) {
             Some(flags) => api::sendv(fd, iov, count, flags),
             None => PASS,
         };
@@ -61,7 +62,7 @@ hook! {
 hook! {
     /// `pwritev2` with a 64-bit offset.
     unchecked fn pwritev64v2(fd: c_int, iov: *const iovec, count: c_int, offset: off64_t, flags: c_int) -> ssize_t
-        => match message_flags(offset, flags) {
+        => match message_flags(fd, offset, flags) {
             Some(flags) => api::sendv(fd, iov, count, flags),
             None => PASS,
         };
@@ -83,14 +84,17 @@ hook! {
         => api::splice(input, input_offset, out, out_offset, len, flags);
 }
 
-/// The MSG_ flags of a preadv2/pwritev2. `None` leaves the call to the kernel, which refuses it: a
-/// socket has no offsets, and an unknown flag is EOPNOTSUPP before any byte moves.
+/// The MSG_ flags of a preadv2/pwritev2. `None` leaves the call to the kernel: a socket has no
+/// offsets, and what an unknown flag means it knows itself, of a socket that is its own.
 #[inline]
-pub(super) fn message_flags(offset: off64_t, flags: c_int) -> Option<c_int> {
+pub(super) fn message_flags(fd: c_int, offset: off64_t, flags: c_int) -> Option<c_int> {
     // Without meaning for a socket, and accepted: HIPRI, DSYNC, SYNC, APPEND.
     const IGNORED: c_int = libc::RWF_HIPRI | libc::RWF_DSYNC | libc::RWF_SYNC | libc::RWF_APPEND;
     match offset {
-        -1 if flags & !(IGNORED | libc::RWF_NOWAIT) != 0 => None,
+        -1 if flags & !(IGNORED | libc::RWF_NOWAIT) != 0 => {
+            api::need_kernel(fd, Reason::SocketOption);
+            None
+        }
         -1 if flags & libc::RWF_NOWAIT != 0 => Some(MSG_DONTWAIT),
         -1 => Some(0),
         _ => None,

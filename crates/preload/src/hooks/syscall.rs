@@ -8,7 +8,7 @@
 
 #![allow(non_upper_case_globals, reason = "libc's names of the numbers")]
 
-use super::{fd, io, message, poll, process, signal, time};
+use super::{aio, fd, io, message, poll, process, signal, time};
 use crate::errno;
 use crate::original::{self, Slot};
 use core::ptr::{null, null_mut};
@@ -150,6 +150,7 @@ const ASKED: &[c_long] = &[
     SYS_exit_group,
     SYS_io_uring_enter,
     SYS_io_uring_register,
+    SYS_io_submit,
     #[cfg(target_arch = "x86_64")]
     SYS_poll,
     #[cfg(target_arch = "x86_64")]
@@ -310,11 +311,11 @@ unsafe fn ask(number: c_long, [a, b, c, d, e, f]: [usize; 6]) -> Ret {
             SYS_write => api::send(fd, b as *const c_void, c, 0),
             SYS_readv => api::recvv(fd, b as *const iovec, c as c_int, 0),
             SYS_writev => api::sendv(fd, b as *const iovec, c as c_int, 0),
-            SYS_preadv2 => match io::message_flags(d as off64_t, f as c_int) {
+            SYS_preadv2 => match io::message_flags(fd, d as off64_t, f as c_int) {
                 Some(flags) => api::recvv(fd, b as *const iovec, c as c_int, flags),
                 None => PASS,
             },
-            SYS_pwritev2 => match io::message_flags(d as off64_t, f as c_int) {
+            SYS_pwritev2 => match io::message_flags(fd, d as off64_t, f as c_int) {
                 Some(flags) => api::sendv(fd, b as *const iovec, c as c_int, flags),
                 None => PASS,
             },
@@ -391,6 +392,7 @@ unsafe fn ask(number: c_long, [a, b, c, d, e, f]: [usize; 6]) -> Ret {
                 api::getsockopt(fd, b as c_int, c as c_int, d as *mut c_void, e as *mut socklen_t)
             }
             SYS_io_uring_setup => api::before_io_uring_setup(),
+            SYS_io_submit => aio::before_submit(c as *const *const c_void, b),
             _ => {
                 warn(number, a, b);
                 PASS
