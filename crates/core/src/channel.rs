@@ -111,6 +111,9 @@ pub(crate) mod quiet {
     pub(crate) const RESETS: u64 = 1 << 36;
     /// Of REQUEST, for who looks on from outside: the ring may serve another connection.
     pub(crate) const FREE: u64 = 1 << 37;
+    /// Of REQUEST: what this end sends has ended on the ring, and nothing of it is on the carrier
+    /// behind that but the FIN.
+    pub(crate) const LAST: u64 = 1 << 38;
 }
 
 /// What the tools know of the words.

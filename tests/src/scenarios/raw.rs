@@ -458,6 +458,41 @@ pub fn list() -> Vec<Scenario> {
             },
         ),
         pair(
+            "raw/later-write-and-close",
+            "the same, with an ordinary send behind it, and a close: the peer receives in order, or an error, never an end behind another order",
+            |t| {
+                let fd = t.server();
+                t.meet("warm");
+                assert!(raw::write(fd, &[7; MESSAGE]) == Ok(MESSAGE));
+                // (The peer may have heard of it.)
+                let _ = sys::send(fd, &[8; MESSAGE], libc::MSG_NOSIGNAL);
+                sys::close(fd).expect("close");
+                t.tell("closed");
+                t.meet("end");
+            },
+            |t| {
+                let fd = t.client();
+                t.meet("warm");
+                t.wait("closed");
+                let mut all = Vec::new();
+                let mut buf = [0; MESSAGE];
+                let end = loop {
+                    match sys::recv(fd, &mut buf, 0) {
+                        Ok(n @ 1..) => all.extend_from_slice(&buf[..n]),
+                        end => break end,
+                    }
+                };
+                let in_order = all == [[7; MESSAGE], [8; MESSAGE]].concat();
+                match end {
+                    Ok(0) if in_order => t.say("in order, or an error"),
+                    Err(E(libc::ECONNRESET | libc::EPIPE)) => t.say("in order, or an error"),
+                    end => t.log("another order", (all, end)),
+                }
+                t.meet("end");
+            },
+        )
+        .skip(&[("rdma", "what is written past the library between hosts: docs/manual/limits.md")]),
+        pair(
             "raw/later-room",
             "a sender that waits for room past libc, by poll, and by an edge that it does not wait long for: it goes on, and all comes in order",
             |t| {

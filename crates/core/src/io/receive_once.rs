@@ -4,6 +4,7 @@ use super::ends::{RxHeld, load_announce};
 use super::reset::{is_broken, is_reset, peer_has_ended, why_broken};
 use super::take::{Destination, drain, received_fast};
 use super::{ASK_CARRIER_IN_SET_NS, ASK_CARRIER_NS, EAGAIN, ECONNRESET, EFAULT, header_of};
+use crate::channel::quiet;
 use crate::heap::Scratch;
 use crate::lives::has_closed;
 use crate::outcome::Ret;
@@ -13,7 +14,7 @@ use core::ffi::c_int;
 use core::sync::atomic::Ordering::*;
 use libc::iovec;
 use netacc_control::stats::Path;
-use netacc_proto::switchover::{EofVerdict, RxState};
+use netacc_proto::switchover::{EofVerdict, Plan, RxState};
 use netacc_ring::CopyError;
 
 /// What one look at a path brought.
@@ -284,6 +285,9 @@ pub(super) unsafe fn look_carrier(
     if r <= 0 {
         return carrier_end(s, h, fd, r, flags);
     }
+    if is_behind_the_end(h) {
+        return Look::Corrupt;
+    }
     if flags & libc::MSG_PEEK != 0 {
         return Look::Got(r as usize);
     }
@@ -300,6 +304,18 @@ pub(super) unsafe fn look_carrier(
         Err(_) => return Look::Corrupt,
     }
     Look::Got(r as usize)
+}
+
+/// The carrier has bytes behind the end of what was sent, which was in the ring: somebody has
+/// written to it past the library, and nobody knows between which bytes these belong.
+#[cold]
+fn is_behind_the_end(h: &RxHeld<'_>) -> bool {
+    let said = h.channel.words(h.slot, h.channel.side).quiet[quiet::REQUEST].load(Acquire);
+    said & quiet::LAST != 0
+        && h.channel.far.is_shared()
+        && h.end.switch.outstanding() == 0
+        && matches!(h.end.switch.plan(), Plan::Carrier { limit: u64::MAX, .. })
+        && h.end.switch.epoch() == load_announce(h.words).epoch
 }
 
 /// The carrier had no byte: nothing yet (`r` is EAGAIN), its end (0), or an error.

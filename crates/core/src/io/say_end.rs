@@ -17,6 +17,8 @@ pub(super) fn announce_end(s: &Socket, h: &mut TxHeld<'_>) {
     }
     publish_held(h);
     if let Ok(Some(a)) = h.end.switch.shutdown() {
+        // (Before the announcement: who follows that finds it.)
+        request(s, quiet::LAST);
         publish_announce(h, a);
         show_path(s, true, Way::Carrier, h.end.switch.offset());
         h.notify();
