@@ -3,9 +3,10 @@
 //
 //   short_calls serve HOST PORT HOW N      short_calls ask HOST PORT HOW N
 //
-// HOW: "block" (blocking calls), "epoll" (every wait in epoll_wait, no call blocks), "poll", or
-// "half" (blocking, and the client shuts its side down before it reads, the server before it
-// closes). The server ends after N connections.
+// HOW: "block" (blocking calls), "epoll" (every wait in epoll_wait, no call blocks), "poll", "twice"
+// (as that, and a second connect tells how the first one has ended), or "half" (blocking, and the
+// client shuts its side down before it reads, the server before it closes). The server ends after N
+// connections.
 #define _GNU_SOURCE
 #include <arpa/inet.h>
 #include <errno.h>
@@ -39,7 +40,8 @@ int main(int argc, char **argv) {
     struct addrinfo hints = {.ai_socktype = SOCK_STREAM, .ai_flags = AI_NUMERICHOST | AI_NUMERICSERV}, *at;
     if (getaddrinfo(argv[2], argv[3], &hints, &at)) return 2;
     const int serves = !strcmp(argv[1], "serve"), half = !strcmp(argv[4], "half");
-    polls = !strcmp(argv[4], "poll");
+    const int twice = !strcmp(argv[4], "twice");
+    polls = twice || !strcmp(argv[4], "poll");
     if (!strcmp(argv[4], "epoll")) set = MUST(epoll_create1(0));
     const int flags = set >= 0 || polls ? SOCK_NONBLOCK : 0;
     int listener = -1;
@@ -71,7 +73,11 @@ int main(int argc, char **argv) {
                 await(fd, EPOLLOUT, 1);
                 int error = 0;
                 socklen_t len = sizeof error;
-                MUST(getsockopt(fd, SOL_SOCKET, SO_ERROR, &error, &len));
+                if (twice) {
+                    MUST(connect(fd, at->ai_addr, at->ai_addrlen));
+                } else {
+                    MUST(getsockopt(fd, SOL_SOCKET, SO_ERROR, &error, &len));
+                }
                 if (error) exit(1);
                 MUST(send(fd, bytes, 100, MSG_NOSIGNAL));
                 await(fd, EPOLLIN, 0);

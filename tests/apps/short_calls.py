@@ -128,7 +128,7 @@ def per_connection(case, library, folder):
 def cases(folder):
     program = f"{folder}/short_calls"
     subprocess.run(["cc", "-O1", "-o", program, HERE / "short_calls.c"], check=True)
-    for how in ("block", "epoll", "poll", "half"):
+    for how in ("block", "epoll", "poll", "twice", "half"):
         for v in ("4", "6"):
             yield Case(
                 f"c-{how}-{v}",

@@ -77,6 +77,7 @@ fn claim(fd: c_int) -> Option<&'static Socket> {
     s.fd.store(fd, Relaxed);
     s.syn.reset();
     s.fills.store(false, Relaxed);
+    s.connects.store(false, Relaxed);
     Some(s)
 }
 

@@ -170,6 +170,7 @@ unsafe fn before_kernels_connect(fd: c_int, addr: *const sockaddr, len: socklen_
             let _ = io::to_kernel(s, g, fd, Reason::Disconnected, false);
         } else if s.is(State::Candidate)
             && s.has(flag::CONNECTOR)
+            && !only_tells(s)
             && carrier::state_of(fd) == Some(carrier::TCP_CLOSE)
         {
             // It was refused, and is tried again, perhaps elsewhere.
@@ -179,6 +180,12 @@ unsafe fn before_kernels_connect(fd: c_int, addr: *const sockaddr, len: socklen_
         }
     }
     PASS
+}
+
+/// This connect only tells how the one that is under way ends: the kernel begins another one behind
+/// that at the soonest (inet_stream_connect). Not so where somebody else may have been told.
+fn only_tells(s: &Socket) -> bool {
+    s.connects.swap(false, Relaxed) && s.names() == 1 && !s.is_inherited()
 }
 
 /// Whether an address is one of IPv4's own host, which no device leads to.
@@ -227,9 +234,14 @@ pub(crate) unsafe fn on_connect(fd: c_int, addr: *const sockaddr, len: socklen_t
 /// As for connect(2).
 #[inline(always)]
 unsafe fn on_kernels_connect(fd: c_int, addr: *const sockaddr, len: socklen_t, result: c_int) {
-    let Some(reason) = unconnected(fd) else { return };
-    channel::sent_by_kernel();
     let under_way = result == -libc::EINPROGRESS || result == -libc::EINTR;
+    let Some(reason) = unconnected(fd) else {
+        if under_way || result == -libc::EALREADY {
+            goes_on(fd);
+        }
+        return;
+    };
+    channel::sent_by_kernel();
     if result == 0 || result == -libc::EISCONN {
         if result != 0 {
             fd_table::set_began(fd, 0);
@@ -247,7 +259,15 @@ unsafe fn on_kernels_connect(fd: c_int, addr: *const sockaddr, len: socklen_t, r
         // The kernel does not say yet where to, but what is done to the descriptor meanwhile has to
         // be followed.
         begin(fd, reason, true, false);
+        goes_on(fd);
     } else if result != -libc::EALREADY {
         fd_table::set_began(fd, 0);
+    }
+}
+
+/// Its connect is under way.
+fn goes_on(fd: c_int) {
+    if let Some((s, _)) = fd_table::socket(fd) {
+        s.connects.store(true, Relaxed);
     }
 }

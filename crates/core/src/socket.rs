@@ -186,6 +186,8 @@ pub(crate) struct Socket {
     pub(crate) asked: AtomicU32,
     /// Between hosts: it has filled a small ring, and is to have a whole one.
     pub(crate) fills: AtomicBool,
+    /// A connect is under way, and the program has not heard of its end by another one.
+    pub(crate) connects: AtomicBool,
     /// Of how many bytes half must be free for a send to find room.
     pub(crate) room: AtomicU32,
     /// How often somebody has found no room ([`wait::on_full`](crate::wait::on_full)).

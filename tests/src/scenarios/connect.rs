@@ -162,6 +162,47 @@ pub fn list() -> Vec<Scenario> {
                 t.log_text("data", &recv_exact(fd, 5));
             },
         ),
+        pair(
+            "connect/refused-then-elsewhere",
+            "non-blocking connects that are refused, as the program hears by a second one, by SO_ERROR, or by both; then the same sockets elsewhere",
+            |t| {
+                let listener = t.listener();
+                t.publish(listener);
+                for _ in 0..3 {
+                    let fd = t.accept(listener);
+                    exchange_server(t, fd);
+                }
+            },
+            |t| {
+                let listener = t.listener();
+                let dead = sys::getsockname(listener).expect("name");
+                sys::close(listener).expect("close");
+                let addr = t.hear_addr();
+                for (by_option, by_connect) in [(false, true), (true, false), (true, true)] {
+                    let fd = tcp_nonblocking();
+                    t.log("connect", sys::connect(fd, dead));
+                    sys::await_events(fd, POLLOUT, 5000);
+                    if by_option {
+                        t.log("SO_ERROR", sys::getopt(fd, SOL_SOCKET, SO_ERROR).map(E));
+                    }
+                    if by_connect {
+                        t.log("second", sys::connect(fd, dead));
+                    }
+                    let mut result = sys::connect(fd, addr);
+                    t.log("elsewhere", result);
+                    // (The kernel says first that the other one has ended.)
+                    if result == Err(E(libc::ECONNABORTED)) {
+                        result = sys::connect(fd, addr);
+                        t.log("and again", result);
+                    }
+                    sys::await_events(fd, POLLOUT, 5000);
+                    t.log("connected", sys::connect(fd, addr));
+                    sys::set_nonblocking(fd, false);
+                    t.warm_client(fd);
+                    exchange_client(t, fd);
+                }
+            },
+        ),
         alone(
             "connect/errors",
             "EISCONN, EINVAL, EAFNOSUPPORT, EALREADY, ENETUNREACH-like errors of connect, bind, listen, accept",

@@ -80,6 +80,7 @@ pub(crate) fn new_socket(fd: c_int) -> Option<&'static Socket> {
     s.carrier_asked.store(0, Relaxed);
     s.syn.reset();
     s.fills.store(false, Relaxed);
+    s.connects.store(false, Relaxed);
     for home in &s.homes {
         home.item.store(0, Relaxed);
         home.set.store(core::ptr::null_mut(), Relaxed);
