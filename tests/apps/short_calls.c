@@ -3,10 +3,10 @@
 //
 //   short_calls serve HOST PORT HOW N      short_calls ask HOST PORT HOW N
 //
-// HOW: "block" (blocking calls), "epoll" (every wait in epoll_wait, no call blocks), "poll", "twice"
-// (as that, and a second connect tells how the first one has ended), or "half" (blocking, and the
-// client shuts its side down before it reads, the server before it closes). The server ends after N
-// connections.
+// HOW: "block" (blocking calls), "epoll" (every wait in epoll_wait, no call blocks), "poll",
+// "twice" (as that, and a second connect tells how the first one has ended), or "half" (blocking,
+// and the client shuts its side down before it reads, the server before it closes). The server ends
+// after N connections.
 #define _GNU_SOURCE
 #include <arpa/inet.h>
 #include <errno.h>
