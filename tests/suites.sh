@@ -13,7 +13,7 @@ DETERMINISTIC=" gates loom miri "
 # Where a test takes as long as this, it is run again three times, not five.
 LONG=30
 PASSED=0 FAILED=0 SKIPPED=0
-FAILURES=() FLAKY=() FLAKY_SUITES=()
+FAILURES=() FLAKY=() FLAKY_SUITES=() FALLEN=()
 declare -A BESIDE=()
 BEGIN=$SECONDS
 mkdir -p "$OUT"
@@ -36,6 +36,7 @@ summary() {
     echo "FLAKY, an open fault: these failed, then passed each time. What they said at first:"
     first_failures <"$OUT/$name.log"
   done
+  listed "FLAKY: kernels of the rig that fell over, with what they ran (once more, then)" "${FALLEN[@]}"
   listed "flaky" "${FLAKY[@]}"
   listed "failures" "${FAILURES[@]}"
   echo
@@ -116,6 +117,7 @@ suite() {
   status=$?
   read -r extent p f s < <(reported "$name" "$select" "$log")
   mapfile -t tests < <(those FAILED "$log")
+  mapfile -t -O ${#FALLEN[@]} FALLEN < <(sed -n "s/^FLAKY: /$name: /p" "$log")
   # One that was killed, crashed or never ran has failed in that, whatever else has.
   if [ "$extent" != all ] || [ "$status" -ne $((f > 0 ? bad : 0)) ]; then
     failed "$name ended with status $status"
@@ -147,6 +149,7 @@ pass_again() {
     begin=$SECONDS
     limit "$seconds" "${command[@]}" "${arguments[@]}" >"$log.round" 2>&1
     status=$?
+    mapfile -t -O ${#FALLEN[@]} FALLEN < <(sed -n "s/^FLAKY: /$name, again: /p" "$log.round")
     missing=$(printf '%s\n' "${tests[@]}" | grep -vxFf <(those ok "$log.round"))
     printf '=== round %d: status %d\n' "$round" "$status" | cat - "$log.round" >>"$log"
     if [ $status -ne 0 ] || [ -n "$missing" ]; then

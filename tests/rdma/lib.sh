@@ -4,6 +4,8 @@
 . "$(dirname "${BASH_SOURCE[0]}")/../apps/lib.sh"
 RDMA=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 RIG=$RDMA/rig
+# Where the rig says which kernels have fallen over, so that it has run all once more.
+export NETACC_RIG_PANICS=$TMP/panics
 
 # packages COMMAND:PACKAGE... : installs those whose command is missing.
 packages() {
@@ -40,7 +42,11 @@ rig() {
   rm -rf "$X"; cp -r "$TMP/programs" "$X"
   "$RIG" "$what" --limit "${LIMIT:-120}" --exchange "$X" "$@" >"$TMP/out" 2>"$TMP/err"
   STATUS=$? OUT=$(cat "$TMP/out") ERR=$(cat "$TMP/err")
+  panics
 }
+
+# panics: says, in front of the tests that it is about, which kernels have fallen over (`FLAKY: `).
+panics() { [ ! -e "$TMP/panics" ] || { cat "$TMP/panics"; rm "$TMP/panics"; }; }
 
 # is NAME STATUS OUT ERR: what the last one came to.
 is() { same "$1" "status $2 out $3 err $4" "status $STATUS out $OUT err $ERR"; }

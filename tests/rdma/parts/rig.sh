@@ -45,6 +45,22 @@ same lost-kernel-is-no-success "125 before" "$STATUS $OUT"
 rig one --memory 1 'true'
 same kernel-that-does-not-start "125 rig: the kernel did not run the command to its end:" "$STATUS $(head -n 1 "$TMP/err")"
 
+# A kernel that falls over (its memory ends, which is a panic where one asks for that) is told of,
+# and all is run once more, with an exchange folder as at first; not twice.
+fall='{ sysctl -qw vm.panic_on_oom=2; tail /dev/zero; }'
+export NETACC_RIG_PANICS=$TMP/fallen
+rig two --device none --memory 128 "echo \$ATTEMPT; [ ! -e /rig/exchange/new ] || echo left; : >/rig/exchange/new; [ \$ATTEMPT = 2 ] || await never" \
+  "[ \$ATTEMPT = 2 ] || $fall; echo \$ATTEMPT"
+is fallen-kernel-is-run-once-more 0 2 'server: 2'
+check fallen-kernel-is-told-of grep -qx "FLAKY: the client's kernel (none) fell over, and all was run once more. It said:" "$TMP/fallen"
+check fallen-kernel-has-its-words grep -q 'Kernel panic - not syncing: ' "$TMP/fallen"
+rm "$TMP/fallen"
+rig one --device none --memory 128 "echo \$ATTEMPT; $fall"
+same fallen-kernel-is-not-run-twice-more "125 2 1" "$STATUS $OUT $(grep -c '^FLAKY: ' "$TMP/fallen")"
+rig one --device none 'kill -SEGV $$'
+same dead-process-is-no-fallen-kernel "139 1" "$STATUS $(grep -c '^FLAKY: ' "$TMP/fallen")"
+export NETACC_RIG_PANICS=$TMP/panics
+
 # interrupted SIGNAL STATUS: a signal to a rig with two busy kernels leaves no process and no file.
 interrupted() {
   local rig kernels kernel left folders
