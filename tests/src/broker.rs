@@ -107,8 +107,9 @@ impl<'a> Broker<'a> {
                 }
                 Some("ok".into())
             }
-            ["G", pid, local, peer, ""] => {
-                if self.mode == Mode::Rdma {
+            [kind @ ("G" | "O"), pid, local, peer, ""] => {
+                let within = matches!(self.mode, Mode::Early | Mode::Fast | Mode::Switch);
+                if self.mode == Mode::Rdma || (kind == "O" && within) {
                     self.shows(
                         pid.parse().unwrap_or(0),
                         local.parse().unwrap_or(0),

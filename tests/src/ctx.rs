@@ -473,6 +473,13 @@ impl Ctx {
         self.check_reason('G', fd, "");
     }
 
+    /// Waits until an option that only TCP has counts for all that comes: until this process's end
+    /// is on TCP both ways. `setsockopt` itself waits for the peer's library for so long and no
+    /// longer (docs/manual/limits.md); on a busy machine what is in a ring may come behind it.
+    pub fn option_counts(&self, fd: Fd) {
+        self.check_reason('O', fd, "");
+    }
+
     fn check_reason(&self, kind: char, fd: Fd, reason: &str) {
         let local = sys::getsockname(fd).expect("getsockname");
         let peer = sys::getpeername(fd).expect("getpeername");

@@ -541,11 +541,14 @@ pub fn list() -> Vec<Scenario> {
                 };
                 // (With fast connect each has a trace; 256 have had one before one serves again.)
                 connections(300);
-                let before = shared_kib();
-                connections(4000);
-                // Their records alone would be 2 MiB.
-                let grown = shared_kib().saturating_sub(before);
-                t.log("leaves nothing", grown < 512);
+                // Their records alone would be 2 MiB, each time. (On a busy machine the library's
+                // thread may have many to let go of at once, and what these have touched stays.)
+                let leaves_nothing = (0..4).any(|_| {
+                    let before = shared_kib();
+                    connections(4000);
+                    shared_kib().saturating_sub(before) < 512
+                });
+                t.log("leaves nothing", leaves_nothing);
             },
         )
         .any_path(),

@@ -511,6 +511,8 @@ fn first() -> Vec<Scenario> {
                 t.log_text("data", &recv_exact(fd, 5));
                 t.log("set", sys::set_timeout(fd, libc::SO_RCVTIMEO, 100));
                 t.tell("three");
+                // (They may come later than that.)
+                await_bytes(fd, 3);
                 let mut buf = [0; 10];
                 t.log("waitall keeps what came", sys::recv(fd, &mut buf, MSG_WAITALL));
                 t.log("set", sys::set_timeout(fd, libc::SO_RCVTIMEO, 0));
@@ -569,6 +571,7 @@ fn first() -> Vec<Scenario> {
                 t.log("set", sys::setopt(fd, SOL_SOCKET, libc::SO_RCVLOWAT, 100));
                 t.log("get", sys::getopt(fd, SOL_SOCKET, libc::SO_RCVLOWAT));
                 t.went_back(fd, "socket-option");
+                t.option_counts(fd);
                 t.tell("50");
                 await_bytes(fd, 50);
                 t.log("poll at 50", sys::poll_names(sys::await_events(fd, POLLIN, 20)));

@@ -149,6 +149,8 @@ pub fn list() -> Vec<Scenario> {
                         }
                         t.meet("closed");
                     }
+                    // (The peer may come later than the listener's own time-out.)
+                    sys::await_events(listener, libc::POLLIN, 10_000);
                     let fd = sys::accept4(listener, libc::SOCK_NONBLOCK).expect("accept");
                     t.warm_server_polling(fd);
                     sys::set_nonblocking(fd, false);

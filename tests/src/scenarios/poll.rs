@@ -34,7 +34,9 @@ fn elapsed_ms(begin: u64) -> u64 {
     (sys::now_ns() - begin) / 1_000_000
 }
 
-fn names(result: Result<(usize, Vec<i16>), E>) -> Result<(usize, Vec<String>), E> {
+type Polled = Result<(usize, Vec<i16>), E>;
+
+fn names(result: Polled) -> Result<(usize, Vec<String>), E> {
     result.map(|(n, r)| (n, r.into_iter().map(sys::poll_names).collect()))
 }
 
@@ -333,24 +335,17 @@ pub fn list() -> Vec<Scenario> {
             |t| {
                 let fd = t.server();
                 let set = [(fd, POLLIN)];
-                let begin = sys::now_ns();
-                t.log("0", names(sys::poll(&set, 0)));
-                t.log("at once", elapsed_ms(begin) < 50);
-                let begin = sys::now_ns();
-                t.log("80", names(sys::poll(&set, 80)));
-                t.log("in time", (80..1000).contains(&elapsed_ms(begin)));
-                let begin = sys::now_ns();
-                t.log(
-                    "ppoll 60",
-                    names(sys::ppoll(&set, Some(sys::timespec_ms(60)), None)),
-                );
-                t.log("in time", (60..1000).contains(&elapsed_ms(begin)));
-                let begin = sys::now_ns();
-                t.log("nothing, 50", names(sys::poll(&[], 50)));
-                t.log("in time", (50..1000).contains(&elapsed_ms(begin)));
-                let begin = sys::now_ns();
-                t.log("only negative, 50", names(sys::poll(&[(-1, POLLIN)], 50)));
-                t.log("in time", (50..1000).contains(&elapsed_ms(begin)));
+                let timed = |label: &str, low, high, wait: &dyn Fn() -> Polled| {
+                    let (said, in_time) = sys::takes_ms(low..high, wait);
+                    t.log(label, names(said));
+                    t.log("in time", in_time);
+                };
+                timed("0", 0, 50, &|| sys::poll(&set, 0));
+                timed("80", 80, 1000, &|| sys::poll(&set, 80));
+                let ms = |ms| Some(sys::timespec_ms(ms));
+                timed("ppoll 60", 60, 1000, &|| sys::ppoll(&set, ms(60), None));
+                timed("nothing, 50", 50, 1000, &|| sys::poll(&[], 50));
+                timed("only negative, 50", 50, 1000, &|| sys::poll(&[(-1, POLLIN)], 50));
                 let bad = libc::timespec {
                     tv_sec: 0,
                     tv_nsec: 2_000_000_000,
@@ -657,10 +652,10 @@ pub fn list() -> Vec<Scenario> {
                     read: vec![fds[0]],
                     ..Sets::default()
                 };
-                let begin = sys::now_ns();
-                let (n, left, rest) = sys::select(width, &only_read, Some(70)).expect("select");
+                let wait = || sys::select(width, &only_read, Some(70)).expect("select");
+                let ((n, left, rest), in_time) = sys::takes_ms(70..1000, wait);
                 t.log("nothing for 70 ms", (n, show(&left), rest));
-                t.log("in time", (70..1000).contains(&elapsed_ms(begin)));
+                t.log("in time", in_time);
                 let narrow = Sets {
                     read: vec![fds[1]],
                     ..Sets::default()

@@ -193,6 +193,7 @@ pub(super) fn list() -> Vec<Scenario> {
                 let fd = t.client();
                 t.log("set", sys::setopt(fd, SOL_SOCKET, libc::SO_ZEROCOPY, 1));
                 t.went_back(fd, "socket-option");
+                t.option_counts(fd);
                 let bytes = t.sender(fd, 18).upcoming(200_000);
                 let mut at = 0;
                 let mut calls = 0u32;
@@ -222,6 +223,7 @@ pub(super) fn list() -> Vec<Scenario> {
                 let fd = t.server();
                 t.log("set", sys::setopt(fd, libc::IPPROTO_TCP, 36, 1));
                 t.went_back(fd, "socket-option");
+                t.option_counts(fd);
                 t.tell("go");
                 await_bytes(fd, 100);
                 let got = sys::recvmsg_full(fd, &mut [&mut [0; 30]], 0).expect("recvmsg");
@@ -242,6 +244,7 @@ pub(super) fn list() -> Vec<Scenario> {
                 let fd = t.server();
                 t.log("set", sys::setopt(fd, SOL_SOCKET, libc::SO_PEEK_OFF, 2));
                 t.went_back(fd, "socket-option");
+                t.option_counts(fd);
                 t.tell("go");
                 await_bytes(fd, 9);
                 let mut buf = [0; 3];

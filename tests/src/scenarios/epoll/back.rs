@@ -179,7 +179,8 @@ pub(super) fn list() -> Vec<Scenario> {
                 show(t, "all", collect_until(e, &[(0, IN), (1, IN), (2, IN), (3, IN)]));
                 recv_exact(twins[0], 1);
                 recv_exact(twins[2], 2);
-                t.log("mod by the old number", sys::epoll_ctl(e, MOD, fds[0], IN, 8));
+                let modify = || sys::epoll_ctl(e, MOD, fds[0], IN, 8);
+                t.log("mod by the old number", sys::of_closed(modify));
                 t.log("a new one under it", sys::eventfd(0) == fds[0]);
                 t.log("is not there", sys::epoll_ctl(e, MOD, fds[0], IN, 8));
                 once_more_beside(t, "the first has more", e, twins[1], 0);

@@ -41,7 +41,7 @@ pub(super) fn list() -> Vec<Scenario> {
                 show(t, "before", sys::epoll_wait(e, 8, 0));
                 t.log("close", sys::close(first));
                 show(t, "closed", sys::epoll_wait(e, 8, 0));
-                t.log("mod", sys::epoll_ctl(e, MOD, first, IN, 1));
+                t.log("mod", sys::of_closed(|| sys::epoll_ctl(e, MOD, first, IN, 1)));
                 t.tell("next");
                 let second = t.accept(listener);
                 t.log("same number", first == second);
@@ -79,7 +79,8 @@ pub(super) fn list() -> Vec<Scenario> {
                 ask(t, "b0");
                 await_bytes(twin, 1);
                 show(t, "still reported", sys::epoll_wait(e, 8, 1000));
-                t.log("del by the old number", sys::epoll_ctl(e, DEL, fd, 0, 0));
+                let del = || sys::epoll_ctl(e, DEL, fd, 0, 0);
+                t.log("del by the old number", sys::of_closed(del));
                 t.log("recv", sys::recv(twin, &mut [0; 8], 0));
                 show(t, "read", sys::epoll_wait(e, 8, 0));
                 t.log("close the dup", sys::close(twin));
@@ -242,10 +243,9 @@ pub(super) fn list() -> Vec<Scenario> {
                 let e = set();
                 add(e, fd, IN, 1);
                 let timed = |label: &str, low: u64, high: u64, wait: &dyn Fn() -> Events| {
-                    let begin = sys::now_ns();
-                    show(t, label, wait());
-                    let ms = (sys::now_ns() - begin) / 1_000_000;
-                    t.log("in time", (low..high).contains(&ms));
+                    let (events, in_time) = sys::takes_ms(low..high, wait);
+                    show(t, label, events);
+                    t.log("in time", in_time);
                 };
                 timed("0", 0, 50, &|| sys::epoll_wait(e, 8, 0));
                 timed("90", 90, 1000, &|| sys::epoll_wait(e, 8, 90));
