@@ -46,11 +46,11 @@ pub unsafe fn epoll_wait(
 /// 0 the hook calls [`epoll_wait`] again with what is left of the timeout.
 ///
 /// # Safety
-/// `events` holds `n` events.
+/// `events` holds `n` events, and has room for `max`.
 #[inline]
-pub unsafe fn on_epoll_wait(epfd: c_int, events: *mut epoll_event, n: c_int) -> c_int {
+pub unsafe fn on_epoll_wait(epfd: c_int, events: *mut epoll_event, n: c_int, max: c_int) -> c_int {
     // SAFETY: the caller's promise.
-    unsafe { crate::epoll::on_wait(epfd, events, n) }
+    unsafe { crate::epoll::on_wait(epfd, events, n, max) }
 }
 /// `poll`, `ppoll`, `__poll_chk`, `__ppoll_chk`. `timeout_ns` < 0 waits for ever.
 ///

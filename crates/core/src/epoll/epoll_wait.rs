@@ -3,7 +3,8 @@
 use super::hand_back::give_to_kernel;
 use super::handover::{light, settle, unlight};
 use super::report::is_news;
-use super::report::{Kernel, Local, Out, collect, collect_here, give_way, sort, visit};
+use super::report::{Kernel, Local, Out, collect, collect_here, collect_older, give_way};
+use super::report::{reportable, sort, visit};
 use super::{
     Counted, DOORBELL, EXTRAS, Epoll, Inner, KERNEL, KERNEL_VISIT_TICKS, LOOK_NS, TURNS, VISITS,
     at, come_in, prod, prune_if_due, tag, untag,
@@ -141,7 +142,7 @@ unsafe fn look_and_sleep(
             return Some(n);
         }
         // SAFETY: the kernel has just written so many events.
-        Some(unsafe { on_wait(epfd, events, n as c_int) } as Ret).filter(|n| *n != 0)
+        Some(unsafe { on_wait(epfd, events, n as c_int, max) } as Ret).filter(|n| *n != 0)
     })
 }
 
@@ -312,7 +313,7 @@ unsafe fn await_news(
         inner.looked(e, began, r == room as isize);
         wait::slept(peers_of(inner), began, r > 0);
         let events = local.filled(inner, r);
-        out.within(room, |out| sort(inner, e, events, true, out));
+        report_slept(inner, e, events, room, out);
         inner.drain(e);
         collect(inner, e, Kernel::Look(epfd), out);
         if out.is_done() {
@@ -439,9 +440,13 @@ fn spin(e: &'static Epoll, peers: Peers, epfd: c_int, last_visit: u64, engines: 
     })
 }
 
-/// The kernel's wait returned events of a set that has come to have attached sockets meanwhile.
+/// The kernel's wait returned events, into a buffer of `max`, of a set that has come to have
+/// attached sockets meanwhile.
+///
+/// # Safety
+/// `events` holds `n` events, and has room for `max`.
 #[inline]
-pub(crate) unsafe fn on_wait(epfd: c_int, events: *mut epoll_event, n: c_int) -> c_int {
+pub(crate) unsafe fn on_wait(epfd: c_int, events: *mut epoll_event, n: c_int, max: c_int) -> c_int {
     let Some(e) = fd_table::epoll(epfd) else { return n };
     let e = at(e);
     // A set that a child inherited still holds its parent's tags.
@@ -451,28 +456,74 @@ pub(crate) unsafe fn on_wait(epfd: c_int, events: *mut epoll_event, n: c_int) ->
     }
     signals::held(|| {
         let mut inner = e.inner.lock();
-        let mut out = Out { events, max: n.max(0) as usize, n: 0, bad: false };
-        for i in 0..n.max(0) as usize {
-            // SAFETY: below `n`, just written by the kernel; the write position never passes the
-            // read position.
-            let Some(ev) = (unsafe { user::read(events.wrapping_add(i)) }) else { break };
-            match untag(ev.u64) {
-                None => _ = out.push(ev.events, ev.u64),
-                Some(DOORBELL) => {
-                    stats::count(Counter::Wakeups);
-                    wait::hear_failure(ev.events);
-                    inner.woken = true;
-                    come_in(e, &mut inner);
-                }
-                Some(index) if is_news(&mut inner, index, ev.events) => inner.queue(index),
-                Some(_) => {}
-            }
-        }
+        let (n, max) = (n.max(0) as usize, max.max(n).max(0) as usize);
+        let mut local = Local::<64>::new();
+        // SAFETY: the caller's promise.
+        let told = if !inherited && unsafe { local.copy(events, n) } {
+            let heard = local.filled(&mut inner, n as Ret);
+            let mut out = Out { events, max, n: 0, bad: false };
+            inner.wait = inner.wait.wrapping_add(1);
+            inner.woken |= heard.iter().any(|ev| untag(ev.u64) == Some(DOORBELL));
+            let room = out.writable(max.min(64)).max(n);
+            report_slept(&mut inner, e, heard, room, &mut out);
+            out.n
+        } else {
+            // SAFETY: as above.
+            unsafe { leave_out_ours(&mut inner, e, events, n) }
+        };
         if inner.sleepers > 0 {
             pass_on(e, &mut inner);
         }
-        out.n as c_int
+        told as c_int
     })
+}
+
+/// Takes what is not the application's out of its buffer; what is ready is told by its next wait.
+///
+/// # Safety
+/// `events` holds `n` events.
+#[cold]
+unsafe fn leave_out_ours(
+    inner: &mut Inner,
+    e: &'static Epoll,
+    events: *mut epoll_event,
+    n: usize,
+) -> usize {
+    let mut out = Out { events, max: n, n: 0, bad: false };
+    for i in 0..n {
+        // SAFETY: below `n`, just written by the kernel; the write position never passes the read
+        // position.
+        let Some(ev) = (unsafe { user::read(events.wrapping_add(i)) }) else { break };
+        match untag(ev.u64) {
+            None => _ = out.push(ev.events, ev.u64),
+            Some(DOORBELL) => {
+                stats::count(Counter::Wakeups);
+                wait::hear_failure(ev.events);
+                inner.woken = true;
+                come_in(e, inner);
+            }
+            Some(index) if is_news(inner, index, ev.events) => inner.queue(index),
+            Some(_) => {}
+        }
+    }
+    out.n
+}
+
+/// Reports what a sleep in the kernel has brought, and of the rings what was sent before it.
+/// There is `room` for that, which can be written.
+fn report_slept(
+    inner: &mut Inner,
+    e: &'static Epoll,
+    events: &[epoll_event],
+    room: usize,
+    out: &mut Out,
+) {
+    out.within(room, |out| {
+        if !events.is_empty() {
+            collect_older(inner, e, room.saturating_sub(reportable(events)), out);
+        }
+        sort(inner, e, events, true, out);
+    });
 }
 
 /// A forked child uses its parent's set: what is kept here is the parent's; the sockets go back to

@@ -87,6 +87,8 @@ pub(super) enum Kernel {
     Looked,
     /// It must not be looked at now: what is behind stays.
     Wait,
+    /// What it has is at hand, and is told first: what is behind stays.
+    Heard,
 }
 
 /// Reports what is ready, each queued item at most once.
@@ -116,6 +118,10 @@ pub(super) fn collect_here(
         let Some(index) = inner.ready.pop_front() else { return };
         if index == KERNEL {
             match kernel {
+                Kernel::Heard => {
+                    inner.ready.push_front(KERNEL);
+                    return;
+                }
                 _ if inner.sent_by_kernel <= inner.looked_at => inner.kernel_queued = false,
                 Kernel::Look(epfd) if inner.looked_in != inner.wait || !out.is_done() => {
                     look_first(inner, e, epfd, out);
@@ -240,7 +246,7 @@ fn report(inner: &mut Inner, e: &'static Epoll, index: u32, out: &mut Out) -> bo
 
 /// How many of the kernel's events need a place in the application's buffer: not doorbells, nor
 /// what is no news to its item.
-fn reportable(events: &[epoll_event]) -> usize {
+pub(super) fn reportable(events: &[epoll_event]) -> usize {
     let is_ours =
         |ev: &&epoll_event| untag(ev.u64).is_some_and(|i| i == DOORBELL || ev.events == 0);
     events.len() - events.iter().filter(is_ours).count()
@@ -268,9 +274,11 @@ pub(super) fn sort(
             come_in(e, inner);
             if slept && events.len() > 1 {
                 // It was signalled before the kernel had what comes behind it, and after it had
-                // what comes before.
+                // what comes before. With nothing before it, it may have been signalled for news
+                // that was found without it, and again since: what a mark stands for is behind it.
                 inner.drain(e);
-                if inner.ready.front() == Some(KERNEL) {
+                let follows = reportable(events.get(..i).unwrap_or(&[])) > 0;
+                if follows && inner.ready.front() == Some(KERNEL) {
                     inner.ready.pop_front();
                     inner.kernel_queued = false;
                 }
@@ -338,6 +346,25 @@ impl<const N: usize> Local<N> {
         }
     }
 
+    /// Takes over what the kernel has put into the application's buffer. False: there is no room
+    /// for so many, or they cannot be read.
+    ///
+    /// # Safety
+    /// `n` events.
+    pub(super) unsafe fn copy(&mut self, events: *const epoll_event, n: usize) -> bool {
+        if n > N {
+            return false;
+        }
+        self.0.iter_mut().take(n).enumerate().all(|(i, place)| {
+            // SAFETY: below `n`.
+            let event = unsafe { user::read(events.wrapping_add(i)) };
+            event.is_some_and(|event| {
+                place.write(event);
+                true
+            })
+        })
+    }
+
     /// What came, by the result of [`Self::fill`]. The items know from here on what their carriers
     /// have said, before the first of them is reported: an edge has one report, which says all.
     /// What is no news to its item is left with no event.
@@ -369,6 +396,13 @@ pub(super) fn give_way<R>(inner: &mut Guard<'static, Inner>, f: impl FnOnce() ->
     r
 }
 
+/// Reports, of what the rings have, what was sent before the kernel had what is at hand now: up to
+/// the first mark. (A doorbell that says so may be late: who has to ring it can lose the CPU.)
+pub(super) fn collect_older(inner: &mut Inner, e: &'static Epoll, room: usize, out: &mut Out) {
+    inner.drain(e);
+    out.within(room, |out| collect(inner, e, Kernel::Heard, out));
+}
+
 /// Looks at the kernel's set without waiting, and reports what it has behind what is ready. False:
 /// there is no room for what it may have.
 pub(super) fn visit(
@@ -384,7 +418,7 @@ pub(super) fn visit(
     if !events.is_empty() {
         out.within(room, |out| {
             let others = room - reportable(events);
-            out.within(others, |out| collect(inner, e, Kernel::Wait, out));
+            collect_older(inner, e, others, out);
             sort(inner, e, events, false, out);
         });
     }
@@ -451,42 +485,85 @@ impl Inner {
 #[allow(clippy::unwrap_used, clippy::indexing_slicing, reason = "tests may fail loudly")]
 mod tests {
     use super::*;
-    use crate::epoll::{Counted, at};
+    use crate::epoll::{Counted, at, tag};
     use crate::path::tests::{A, C, close_both, promoted_within_the_host};
-    use crate::{api, fd_table, numbers};
+    use crate::{api, channel, fd_table, numbers};
+    use alloc::vec::Vec;
+
+    /// A set that has this connection, edge-triggered, as number 7.
+    fn set_of(fd: c_int) -> (c_int, &'static Epoll) {
+        let epfd = numbers::make(|| sys::epoll_create1(libc::EPOLL_CLOEXEC));
+        api::on_epoll_create(epfd);
+        let mut event = epoll_event { events: libc::EPOLLIN as u32 | ET, u64: 7 };
+        // SAFETY: a live event.
+        let r = unsafe { api::epoll_ctl(epfd, libc::EPOLL_CTL_ADD, fd, &mut event) };
+        assert_eq!(r, 0);
+        (epfd, at(fd_table::epoll(epfd).unwrap()))
+    }
+
+    /// What a wait that does not wait reports.
+    fn look(epfd: c_int) -> Ret {
+        let mut events = [epoll_event { events: 0, u64: 0 }; 4];
+        // SAFETY: room for four events; no mask.
+        unsafe {
+            api::epoll_wait(
+                epfd,
+                events.as_mut_ptr(),
+                4,
+                0,
+                core::ptr::null(),
+                &mut Counted::default(),
+            )
+        }
+    }
 
     /// Whoever sleeps in a set, or polls for it, has to report what comes behind something that
     /// another thread's wait has reported meanwhile.
     #[test]
     fn what_others_report_while_a_wait_is_away_is_no_report_of_its_own() {
         let mut ends = promoted_within_the_host();
-        let epfd = numbers::make(|| sys::epoll_create1(libc::EPOLL_CLOEXEC));
-        api::on_epoll_create(epfd);
-        let mut event = epoll_event { events: libc::EPOLLIN as u32 | ET, u64: 7 };
-        // SAFETY: a live event.
-        let r = unsafe { api::epoll_ctl(epfd, libc::EPOLL_CTL_ADD, ends[A].fd, &mut event) };
-        assert_eq!(r, 0);
-        let e = at(fd_table::epoll(epfd).unwrap());
-        let mut events = [epoll_event { events: 0, u64: 0 }; 4];
-        let at = events.as_mut_ptr();
-        // SAFETY: room for four events; no mask.
-        let look = || unsafe {
-            api::epoll_wait(epfd, at, 4, 0, core::ptr::null(), &mut Counted::default())
-        };
-        assert_eq!(look(), 0);
+        let (epfd, e) = set_of(ends[A].fd);
+        assert_eq!(look(epfd), 0);
         let mut inner = e.inner.lock();
         give_way(&mut inner, || {
             ends[C].send(C, 1);
-            assert_eq!(look(), 1);
+            assert_eq!(look(epfd), 1);
             ends[A].receive_all(A, 1);
             ends[C].send(C, 1);
         });
         inner.drain(e);
-        let mut out = Out { events: at, max: 4, n: 0, bad: false };
+        let mut events = [epoll_event { events: 0, u64: 0 }; 4];
+        let mut out = Out { events: events.as_mut_ptr(), max: 4, n: 0, bad: false };
         collect(&mut inner, e, Kernel::Look(epfd), &mut out);
         drop(inner);
         assert_eq!(out.n, 1);
         ends[A].receive_all(A, 1);
+        assert_eq!(api::close(epfd), 0);
+        close_both(ends);
+    }
+
+    /// A doorbell that was signalled when nobody heard it stands where it was then, also when it is
+    /// signalled again: before what the kernel has got since, which was sent before the ring's
+    /// news.
+    #[test]
+    fn a_doorbell_that_comes_first_is_not_before_what_the_mark_stands_for() {
+        let mut ends = promoted_within_the_host();
+        let (epfd, e) = set_of(ends[A].fd);
+        let mut order = |kernels: &[u64]| {
+            assert_eq!(look(epfd), 0);
+            channel::sent_by_kernel();
+            ends[C].send(C, 1);
+            let of = |data: &u64| epoll_event { events: libc::EPOLLIN as u32, u64: *data };
+            let list: Vec<_> = kernels.iter().map(of).collect();
+            let mut events = [epoll_event { events: 0, u64: 0 }; 4];
+            let mut out = Out { events: events.as_mut_ptr(), max: 4, n: 0, bad: false };
+            sort(&mut e.inner.lock(), e, &list, true, &mut out);
+            let told = out.n;
+            ends[A].receive_all(A, 1);
+            events.iter().take(told).map(|event| event.u64).collect::<Vec<_>>()
+        };
+        assert_eq!(order(&[8, tag(DOORBELL), 9]), [8, 7, 9]);
+        assert_eq!(order(&[tag(DOORBELL), 9]), [9]);
         assert_eq!(api::close(epfd), 0);
         close_both(ends);
     }

@@ -56,7 +56,7 @@ macro_rules! wait {
             let mut n: c_int = $next;
             counted.came_out(n);
             if n > 0 {
-                n = netacc_core::api::on_epoll_wait($epfd, $events, n);
+                n = netacc_core::api::on_epoll_wait($epfd, $events, n, $max);
                 if n == 0 && $left.again() {
                     continue;
                 }

@@ -167,8 +167,8 @@ pub(super) fn list() -> Vec<Scenario> {
                 let listener = t.listener();
                 t.publish(listener);
                 let e = set();
-                let mut wrong = Vec::new();
-                for round in 0..2 * STAGES * STAGES {
+                let (mut wrong, mut round, mut again) = (Vec::new(), 0, 0);
+                while round < 2 * STAGES * STAGES {
                     let (second, first) = (stage(listener, e, 2), stage(listener, e, 1));
                     if round % 2 == 0 {
                         t.tell("go");
@@ -184,18 +184,27 @@ pub(super) fn list() -> Vec<Scenario> {
                             }
                         }
                     }
+                    sys::close(first).expect("close");
+                    sys::close(second).expect("close");
+                    // (Who sleeps may be told of a connection late that comes onto its ring at this
+                    // moment: docs/manual/limits.md, "Order across connections". Not each time.)
+                    again = if round % 2 == 1 && seen != [1, 2] { again + 1 } else { 0 };
+                    if (1..4).contains(&again) {
+                        t.tell("again");
+                        continue;
+                    }
                     if seen != [1, 2] {
                         wrong.push((round, seen));
                     }
-                    sys::close(first).expect("close");
-                    sys::close(second).expect("close");
+                    (round, again) = (round + 1, 0);
                     t.tell("done");
                 }
                 t.log("rounds in another order", wrong);
             },
             |t| {
                 let addr = t.hear_addr();
-                for round in 0..2 * STAGES * STAGES {
+                let mut round = 0;
+                while round < 2 * STAGES * STAGES {
                     let (p, q) = (round / 2 % STAGES, round / 2 / STAGES);
                     let (second, first) = (reach(addr, p), reach(addr, q));
                     if round % 2 == 0 {
@@ -206,7 +215,7 @@ pub(super) fn list() -> Vec<Scenario> {
                     if round % 2 == 0 {
                         t.tell("sent");
                     }
-                    t.wait("done");
+                    round += usize::from(t.hear() == "done");
                     sys::close(first).expect("close");
                     sys::close(second).expect("close");
                 }
