@@ -318,6 +318,12 @@ pub fn getopt_bytes(fd: Fd, level: c_int, name: c_int, room: usize) -> Result<Ve
     Ok(value)
 }
 
+/// An option whose value says what is asked; it becomes the answer.
+pub fn getopt_with(fd: Fd, level: c_int, name: c_int, value: &mut [u8]) -> R {
+    let mut len = value.len() as u32;
+    call!(libc::getsockopt(fd, level, name, value.as_mut_ptr().cast(), &mut len))
+}
+
 pub fn setopt(fd: Fd, level: c_int, name: c_int, value: i32) -> R {
     call!(libc::setsockopt(fd, level, name, (&raw const value).cast(), 4))
 }
@@ -378,7 +384,20 @@ pub fn ioctl_int(fd: Fd, request: u64, value: &mut c_int) -> R {
     call!(libc::ioctl(fd, request as _, &raw mut *value))
 }
 
-/// `FIONREAD`: the bytes that could be read.
+pub fn at_mark(fd: Fd) -> R {
+    unsafe extern "C" {
+        fn sockatmark(fd: c_int) -> c_int;
+    }
+    call!(sockatmark(fd))
+}
+
+/// So many bytes of a descriptor, to be read.
+pub fn map(fd: Fd, bytes: usize) -> Result<*const u8, E> {
+    // SAFETY: the kernel chooses where.
+    let start = unsafe { libc::mmap(null_mut(), bytes, libc::PROT_READ, libc::MAP_SHARED, fd, 0) };
+    if start == libc::MAP_FAILED { Err(errno()) } else { Ok(start.cast()) }
+}
+
 /// What a call says of a number that was closed. For some microseconds a descriptor that the
 /// library makes can stand there (`crates/core/src/numbers.rs`): while anything does, the call is
 /// repeated.
@@ -393,6 +412,7 @@ pub fn of_closed<T>(call: impl Fn() -> Result<T, E>) -> Result<T, E> {
     }
 }
 
+/// `FIONREAD`: the bytes that could be read.
 pub fn fionread(fd: Fd) -> Result<i32, E> {
     let mut n = 0;
     ioctl_int(fd, libc::FIONREAD, &mut n)?;

@@ -24,6 +24,7 @@ const SO_TXTIME: c_int = 61;
 const SO_RCVTIMEO_NEW: c_int = 66;
 const SO_SNDTIMEO_NEW: c_int = 67;
 const SO_TIMESTAMPS: [c_int; 6] = [29, 35, 37, 63, 64, 65];
+const SIOCATMARK: u64 = 0x8905;
 const IP_TRANSPARENT: c_int = 19;
 const IPV6_TRANSPARENT: c_int = 75;
 const IPV6_FREEBIND: c_int = 78;
@@ -42,8 +43,7 @@ fn needs_kernel(level: c_int, name: c_int, value: i64) -> bool {
             n => SO_TIMESTAMPS.contains(&n) && value != 0,
         },
         libc::IPPROTO_TCP => {
-            matches!(name, TCP_REPAIR | TCP_ULP | TCP_ZEROCOPY_RECEIVE | TCP_INQ | TCP_TX_DELAY)
-                || TCP_AO.contains(&name)
+            matches!(name, TCP_REPAIR | TCP_ULP | TCP_INQ | TCP_TX_DELAY) || TCP_AO.contains(&name)
         }
         libc::IPPROTO_IP => {
             IP_IPSEC_POLICIES.contains(&name) || (name == IP_TRANSPARENT && value != 0)
@@ -72,7 +72,7 @@ fn is_hidden(fd: c_int, level: c_int, name: c_int) -> bool {
 /// Behind these the kernel does something with bytes that the application does not receive itself:
 /// none may be elsewhere.
 fn takes_bytes(level: c_int, name: c_int) -> bool {
-    level == libc::IPPROTO_TCP && matches!(name, TCP_REPAIR | TCP_ULP | TCP_ZEROCOPY_RECEIVE)
+    level == libc::IPPROTO_TCP && matches!(name, TCP_REPAIR | TCP_ULP)
 }
 
 /// The program uses an option by which the library proves that it holds a connection: that ends
@@ -319,6 +319,13 @@ pub(crate) unsafe fn getsockopt(
     len: *mut socklen_t,
 ) -> Ret {
     leave_to_program(fd, level, name);
+    if level == libc::IPPROTO_TCP
+        && name == TCP_ZEROCOPY_RECEIVE
+        && let Some((s, g)) = fd_table::socket(fd)
+    {
+        // It receives what the kernel has: none may be elsewhere.
+        let _ = io::to_kernel(s, g, fd, Reason::SocketOption, true);
+    }
     if config::has_fast_connect()
         && let Some(i) = harmless::index(level, name)
         && let Some((s, _)) = fd_table::socket(fd)
@@ -426,6 +433,8 @@ pub(crate) unsafe fn ioctl(fd: c_int, request: usize, arg: usize) -> Ret {
         }
         libc::FIONREAD => io::unread(s, g, fd).map_or(PASS, out),
         libc::TIOCOUTQ if io::carrier_is_drained(s) => out(0),
+        // The kernel does not know of what is to be read before its urgent byte.
+        SIOCATMARK if io::reads_ring_first(s, g) => out(0),
         libc::FIOASYNC => {
             io::need_kernel(fd, Reason::SocketOption);
             PASS

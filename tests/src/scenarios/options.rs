@@ -1,6 +1,7 @@
 //! Socket options: they read back as the kernel's, and data flows whatever is set.
 
 use crate::ctx::{Ctx, await_bytes, recv_exact, send_all};
+use crate::pattern::Pattern;
 use crate::scenario::{Scenario, alone, pair};
 use crate::sys::{self, E, Fd};
 use libc::{IPPROTO_IP, IPPROTO_TCP, MSG_DONTWAIT, SOL_SOCKET};
@@ -60,6 +61,22 @@ const fn int(value: i32) -> [u8; 4] {
     value.to_ne_bytes()
 }
 
+/// What lies unread when TCP_ZEROCOPY_RECEIVE is asked, and room for it.
+const UNREAD: usize = 20_000;
+const MAPPED: usize = 1 << 16;
+
+/// TCP_ZEROCOPY_RECEIVE: how many bytes are in the pages, and how many behind them are to be
+/// received otherwise.
+fn zerocopy(fd: Fd, mapped: *const u8) -> Result<(usize, usize), E> {
+    // struct tcp_zerocopy_receive: address, length, recv_skip_hint.
+    let mut asked = [0; 16];
+    asked[..8].copy_from_slice(&(mapped as u64).to_ne_bytes());
+    asked[8..12].copy_from_slice(&(MAPPED as u32).to_ne_bytes());
+    sys::getopt_with(fd, IPPROTO_TCP, 35, &mut asked)?;
+    let word = |at: usize| asked[at..].first_chunk().map_or(0, |w| u32::from_ne_bytes(*w)) as usize;
+    Ok((word(8), word(12)))
+}
+
 /// CLOCK_MONOTONIC, no flags.
 const TXTIME: [u8; 8] = [1, 0, 0, 0, 0, 0, 0, 0];
 
@@ -81,7 +98,6 @@ const ONLY_TCP: &[OnlyTcp] = &[
     ("SO_TIMESTAMPING_NEW", SOL_SOCKET, 65, Some(0), &int(8), None),
     ("TCP_REPAIR", IPPROTO_TCP, 19, None, &int(1), Some(0)),
     ("TCP_ULP", IPPROTO_TCP, libc::TCP_ULP, None, b"tls", None),
-    ("TCP_ZEROCOPY_RECEIVE", IPPROTO_TCP, 35, None, &int(0), None),
     ("TCP_INQ", IPPROTO_TCP, 36, None, &int(1), None),
     ("TCP_TX_DELAY", IPPROTO_TCP, 37, None, &int(1), None),
     ("IP_XFRM_POLICY", IPPROTO_IP, 17, None, &int(0), None),
@@ -289,6 +305,45 @@ pub fn list() -> Vec<Scenario> {
                     send_all(fd, b"pong");
                     t.log("eof", sys::recv(fd, &mut [0; 1], 0));
                 }
+            },
+        )
+        .demoted(),
+        pair(
+            "options/zerocopy-receive",
+            "TCP_ZEROCOPY_RECEIVE asked while bytes are unread: they are there for it, and by it and recv they come in order",
+            |t| {
+                let fd = t.server();
+                await_bytes(fd, UNREAD);
+                let mapped = sys::map(fd, MAPPED).expect("mmap");
+                let first = zerocopy(fd, mapped).expect("TCP_ZEROCOPY_RECEIVE");
+                t.log("there", first.0 + first.1 > 0);
+                let (pattern, mut at, mut next) = (Pattern::new(9), 0, first);
+                while at < UNREAD {
+                    let (in_pages, behind) = next;
+                    // SAFETY: the kernel has put so many bytes there, which nobody changes.
+                    let there = unsafe { std::slice::from_raw_parts(mapped, in_pages) };
+                    let wrong = pattern.first_error(at as u64, there);
+                    at += in_pages;
+                    let mut buf = vec![0; behind.min(UNREAD - at)];
+                    let got = if buf.is_empty() { 0 } else { sys::recv(fd, &mut buf, 0).expect("recv") };
+                    let wrong = wrong.or(pattern.first_error(at as u64, &buf[..got]));
+                    if let Some(wrong) = wrong {
+                        t.log("WRONG", wrong);
+                    }
+                    at += got;
+                    next = zerocopy(fd, mapped).expect("TCP_ZEROCOPY_RECEIVE");
+                }
+                t.log("left", next);
+                t.went_back(fd, "socket-option");
+                send_all(fd, b"ping");
+                t.log_text("answer", &recv_exact(fd, 4));
+            },
+            |t| {
+                let fd = t.client();
+                t.pour(fd, 9, UNREAD);
+                recv_exact(fd, 4);
+                send_all(fd, b"pong");
+                t.log("eof", sys::recv(fd, &mut [0; 1], 0));
             },
         )
         .demoted(),

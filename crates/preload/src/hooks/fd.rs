@@ -109,6 +109,19 @@ hook! {
     /// `ioctl(2)`. Variadic in C, as `fcntl`.
     unchecked fn ioctl(fd: c_int, request: c_ulong, arg: usize) -> c_int = api::ioctl(fd, request as usize, arg);
 }
+hook! {
+    /// `sockatmark(3)`: libc's has a private ioctl.
+    unchecked fn sockatmark(fd: c_int) -> c_int |next| {
+        const SIOCATMARK: usize = 0x8905;
+        let mut mark: c_int = 0;
+        // SAFETY: it takes a pointer to an int.
+        match unsafe { api::ioctl(fd, SIOCATMARK, &raw mut mark as usize) } {
+            PASS => next(fd),
+            answer if answer < 0 => errno::ret(answer) as c_int,
+            _ => mark,
+        }
+    }
+}
 
 /// Calls that return a new descriptor.
 macro_rules! makes_fd {

@@ -87,6 +87,36 @@ pub(super) fn list() -> Vec<Scenario> {
         )
         .demoted(),
         pair(
+            "data/mark-behind-bytes",
+            "an urgent byte behind unread ones: SIOCATMARK and sockatmark say no before these are read, and yes behind them",
+            |t| {
+                let fd = t.server();
+                await_bytes(fd, 1000);
+                t.tell("urgent");
+                t.log("pri", sys::poll_names(sys::await_events(fd, POLLPRI, 5000)));
+                let at_mark = || {
+                    let mut mark = 0;
+                    (sys::ioctl_int(fd, 0x8905, &mut mark).map(|_| mark), sys::at_mark(fd))
+                };
+                t.log("before", at_mark());
+                recv_exact(fd, 999);
+                t.log("still before", at_mark());
+                recv_exact(fd, 1);
+                t.log("at the mark", at_mark());
+                t.log_text("behind it", &recv_exact(fd, 3));
+                t.log("behind it", at_mark());
+            },
+            |t| {
+                let fd = t.client();
+                send_all(fd, &[7; 1000]);
+                t.wait("urgent");
+                t.log("oob", sys::send(fd, b"!", MSG_OOB));
+                send_all(fd, b"end");
+                t.log("eof", sys::recv(fd, &mut [0; 8], 0));
+            },
+        )
+        .demoted(),
+        pair(
             "data/out-of-band-inline",
             "SO_OOBINLINE: the urgent byte in its place",
             |t| {
