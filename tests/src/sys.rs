@@ -384,6 +384,11 @@ pub fn ioctl_int(fd: Fd, request: u64, value: &mut c_int) -> R {
     call!(libc::ioctl(fd, request as _, &raw mut *value))
 }
 
+/// One whose argument is a number.
+pub fn ioctl(fd: Fd, request: u64, argument: usize) -> R {
+    call!(libc::ioctl(fd, request as _, argument))
+}
+
 pub fn at_mark(fd: Fd) -> R {
     unsafe extern "C" {
         fn sockatmark(fd: c_int) -> c_int;

@@ -25,6 +25,11 @@ const SO_RCVTIMEO_NEW: c_int = 66;
 const SO_SNDTIMEO_NEW: c_int = 67;
 const SO_TIMESTAMPS: [c_int; 6] = [29, 35, 37, 63, 64, 65];
 const SIOCATMARK: u64 = 0x8905;
+/// linux/nbd.h: the connection is a disk's.
+const NBD_SET_SOCK: u64 = 0xab00;
+/// linux/kcm.h: the connection is a multiplexor's.
+const SIOCKCMATTACH: u64 = 0x89e0;
+const AF_KCM: c_int = 41;
 const IP_TRANSPARENT: c_int = 19;
 const IPV6_TRANSPARENT: c_int = 75;
 const IPV6_FREEBIND: c_int = 78;
@@ -402,6 +407,9 @@ pub(crate) unsafe fn on_getsockopt(
 
 pub(crate) unsafe fn ioctl(fd: c_int, request: usize, arg: usize) -> Ret {
     let Some((s, g)) = fd_table::socket(fd) else {
+        if matches!(request as u64, NBD_SET_SOCK | SIOCKCMATTACH) {
+            give_to_user_in_kernel(fd, request as u64, arg);
+        }
         // SAFETY: as above.
         return if fast::is_on() { unsafe { ioctl_fresh(fd, request, arg) } } else { PASS };
     };
@@ -441,6 +449,28 @@ pub(crate) unsafe fn ioctl(fd: c_int, request: usize, arg: usize) -> Ret {
         }
         _ => PASS,
     }
+}
+
+/// The request names a connection whose user is the kernel from then on: it asks its own socket.
+#[cold]
+#[inline(never)]
+fn give_to_user_in_kernel(fd: c_int, request: u64, arg: usize) {
+    let mut domain: c_int = 0;
+    let theirs = match request {
+        NBD_SET_SOCK => arg as c_int,
+        // (The number means other things to other protocols.)
+        _ if sys::getsockopt(fd, libc::SOL_SOCKET, libc::SO_DOMAIN, &mut domain) < 0
+            || domain != AF_KCM =>
+        {
+            return;
+        }
+        // SAFETY: struct kcm_attach of the caller's begins with it.
+        _ => match unsafe { user::read(arg as *const c_int) } {
+            Some(theirs) => theirs,
+            None => return,
+        },
+    };
+    io::need_kernel(theirs, Reason::PassedByScmRights);
 }
 
 /// ioctl on a socket that may not have been connected yet: how it is set up is followed.

@@ -2,6 +2,7 @@
 
 use crate::ctx::{Ctx, await_bytes, recv_exact, send_all};
 use crate::pattern::Pattern;
+use crate::raw;
 use crate::scenario::{Scenario, alone, pair};
 use crate::sys::{self, E, Fd};
 use libc::{IPPROTO_IP, IPPROTO_TCP, MSG_DONTWAIT, SOL_SOCKET};
@@ -344,6 +345,32 @@ pub fn list() -> Vec<Scenario> {
                 recv_exact(fd, 4);
                 send_all(fd, b"pong");
                 t.log("eof", sys::recv(fd, &mut [0; 1], 0));
+            },
+        )
+        .demoted(),
+        pair(
+            "options/given-to-the-kernel",
+            "requests that make the kernel a connection's user, of what has no such device: the kernel's refusal, with every byte readable there (past libc)",
+            |t| {
+                let fd = t.server();
+                await_bytes(fd, 1000);
+                let device = sys::open("/dev/null", libc::O_RDWR).expect("open");
+                t.log("NBD_SET_SOCK", sys::ioctl(device, 0xab00, fd as usize));
+                let mut got = vec![0; 1000];
+                let mut at = 0;
+                while at < got.len() {
+                    at += raw::read(fd, &mut got[at..]).expect("read");
+                }
+                t.log("first error", Pattern::new(9).first_error(0, &got));
+                t.went_back(fd, "passed-by-scm-rights");
+                send_all(fd, b"answer");
+                t.log("end", sys::recv(fd, &mut [0; 1], 0));
+            },
+            |t| {
+                let fd = t.client();
+                t.pour(fd, 9, 1000);
+                t.log_text("answer", &recv_exact(fd, 6));
+                t.log("close", sys::close(fd));
             },
         )
         .demoted(),

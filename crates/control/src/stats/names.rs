@@ -144,7 +144,7 @@ reasons! {
         "None needed; the connection is correct, at TCP's speed.";
     InheritedByExec "inherited-by-exec" "The socket was inherited through exec.",
         "None needed; the connection is correct, at TCP's speed.";
-    PassedByScmRights "passed-by-scm-rights" "The socket was passed to or from another process over a Unix socket.",
+    PassedByScmRights "passed-by-scm-rights" "The socket was passed to or from another process over a Unix socket, or to the kernel (as a network block device's).",
         "None needed; the connection is correct, at TCP's speed.";
     SocketOption "socket-option" "The program set a socket option that only the kernel's TCP has.",
         "None, or turn off the feature of the program that sets it.";
