@@ -214,6 +214,45 @@ pub fn list() -> Vec<Scenario> {
         )
         .skip(LATER),
         pair(
+            "ends/send-behind-the-end",
+            "a client that has waited for its peer's end, and then only sends: its sends fail, however it was connected",
+            |t| {
+                for fd in t.servers(SENDS.len()) {
+                    t.wait("close");
+                    sys::close(fd).expect("close");
+                }
+            },
+            |t| {
+                sys::ignore_signal(libc::SIGPIPE);
+                for ((name, send), fd) in SENDS.iter().zip(t.clients(SENDS.len())) {
+                    t.tell("close");
+                    let heard = sys::await_events(fd, POLLRDHUP, 20_000);
+                    t.log(name, heard & POLLRDHUP != 0);
+                    let (e, soon) = until_it_fails(1000, 1, || send(fd));
+                    t.log("fails", (matches!(e, E(libc::EPIPE | libc::ECONNRESET)), soon));
+                }
+            },
+        ),
+        pair(
+            "ends/send-behind-a-death",
+            "the same of a peer that was killed, ended by a signal's default action, or by _exit",
+            |t| dying_servers(t, 1, |_, _| {}),
+            |t| {
+                for _ in DEATHS {
+                    let addr = t.hear_addr();
+                    let fd = t.connect(addr);
+                    t.wait("ready");
+                    t.tell("end");
+                    t.wait("ended");
+                    t.log("heard", sys::await_events(fd, POLLRDHUP, 20_000) != 0);
+                    let (e, soon) =
+                        until_it_fails(1000, 1, || sys::send(fd, &[1; 64], MSG_NOSIGNAL));
+                    t.log("fails", (matches!(e, E(libc::EPIPE | libc::ECONNRESET)), soon));
+                }
+                t.meet("over");
+            },
+        ),
+        pair(
             "ends/send-to-shut-down",
             "a client that only sends, to a peer that has shut down both halves and keeps the descriptor: one send goes, the next ones fail",
             |t| {
