@@ -266,6 +266,7 @@ unsafe fn on_kernels_connect(fd: c_int, addr: *const sockaddr, len: socklen_t, r
 }
 
 /// Its connect is under way.
+#[inline]
 fn goes_on(fd: c_int) {
     if let Some((s, _)) = fd_table::socket(fd) {
         s.connects.store(true, Relaxed);

@@ -309,6 +309,7 @@ pub(super) unsafe fn look_carrier(
 /// The carrier has bytes behind the end of what was sent, which was in the ring: somebody has
 /// written to it past the library, and nobody knows between which bytes these belong.
 #[cold]
+#[inline(never)]
 fn is_behind_the_end(h: &RxHeld<'_>) -> bool {
     let said = h.channel.words(h.slot, h.channel.side).quiet[quiet::REQUEST].load(Acquire);
     said & quiet::LAST != 0
