@@ -196,6 +196,37 @@ pub fn list() -> Vec<Scenario> {
         // docs/manual/limits.md, the operations that go back to the kernel: over RDMA for good.
         .skip(&[("rdma", "a splice keeps the connection on TCP for good")]),
         pair(
+            "promotion/empty-before-the-end",
+            "bytes over TCP, then a promotion that carries none (a send of nothing), then the end: the bytes are the stream's",
+            |t| {
+                for _ in 0..2 {
+                    let fd = t.server();
+                    t.log_text("first", &recv_exact(fd, 2));
+                    t.tell("more");
+                    sys::await_events(fd, libc::POLLRDHUP, 5_000);
+                    let mut buf = [0; 8];
+                    t.log("rest", sys::recv(fd, &mut buf, 0));
+                    t.log_text("bytes", &buf);
+                    t.log("end", sys::recv(fd, &mut buf, 0));
+                }
+            },
+            |t| {
+                for closes in [true, false] {
+                    let fd = t.client();
+                    // (A flag that only the kernel knows what to do with.)
+                    t.log("first", sys::send(fd, b"he", libc::MSG_DONTROUTE));
+                    t.wait("more");
+                    t.log("more", sys::send(fd, b"llo", libc::MSG_DONTROUTE));
+                    t.log("nothing", sys::send(fd, b"", 0));
+                    if closes {
+                        t.log("close", sys::close(fd));
+                    } else {
+                        t.log("shutdown", sys::shutdown(fd, libc::SHUT_WR));
+                    }
+                }
+            },
+        ),
+        pair(
             "promotion/while-a-thread-receives",
             "a thread that waits in recv all the time keeps neither direction on TCP: the sending one moves at once, the other when it returns",
             |t| {

@@ -5,7 +5,7 @@ use super::ends::{hold_rx, hold_tx, publish_held};
 use super::leave::to_kernel;
 use super::outlive::{await_peer, outlives_close, outlives_for_child};
 use super::probe::put_back;
-use super::say_end::{announce_end, say_end};
+use super::say_end::{announce_end, announce_end_in_time, say_end};
 use crate::channel::{producer_quiet, quiet};
 use crate::outcome::Ret;
 use crate::socket::{
@@ -162,7 +162,11 @@ pub(crate) fn before_close(s: &'static Socket, fd: c_int, for_good: bool) {
     }
     let g = s.generation16();
     if let Ok(mut h) = hold_tx(s, g) {
-        announce_end(s, &mut h);
+        if for_good {
+            announce_end(s, &mut h);
+        } else {
+            announce_end_in_time(s, &mut h);
+        }
         if for_good && h.channel.far.is_shared() {
             // Under the lock: who looks at the carrier under it, as the service thread does, must
             // not find another file under the number.

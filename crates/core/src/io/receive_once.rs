@@ -285,7 +285,7 @@ pub(super) unsafe fn look_carrier(
     if r <= 0 {
         return carrier_end(s, h, fd, r, flags);
     }
-    if is_behind_the_end(h) {
+    if is_behind_the_end(h, r as u64) {
         return Look::Corrupt;
     }
     if flags & libc::MSG_PEEK != 0 {
@@ -306,17 +306,19 @@ pub(super) unsafe fn look_carrier(
     Look::Got(r as usize)
 }
 
-/// The carrier has bytes behind the end of what was sent, which was in the ring: somebody has
-/// written to it past the library, and nobody knows between which bytes these belong.
+/// The `n` bytes that the carrier has given reach behind the end of what was sent, which was in the ring:
+/// somebody has written to it past the library, and nobody knows between which bytes these belong.
 #[cold]
 #[inline(never)]
-fn is_behind_the_end(h: &RxHeld<'_>) -> bool {
+fn is_behind_the_end(h: &RxHeld<'_>, n: u64) -> bool {
+    let (latest, switch) = (load_announce(h.words), &h.end.switch);
     let said = h.channel.words(h.slot, h.channel.side).quiet[quiet::REQUEST].load(Acquire);
     said & quiet::LAST != 0
         && h.channel.far.is_shared()
-        && h.end.switch.outstanding() == 0
-        && matches!(h.end.switch.plan(), Plan::Carrier { limit: u64::MAX, .. })
-        && h.end.switch.epoch() == load_announce(h.words).epoch
+        && switch.outstanding() == 0
+        && matches!(switch.plan(), Plan::Carrier { limit: u64::MAX, .. })
+        && switch.epoch() == latest.epoch
+        && switch.offset().saturating_add(n) > latest.carrier_from
 }
 
 /// The carrier had no byte: nothing yet (`r` is EAGAIN), its end (0), or an error.

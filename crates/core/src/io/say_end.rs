@@ -10,15 +10,27 @@ use core::sync::atomic::Ordering::*;
 use netacc_proto::switchover::Path as Way;
 use netacc_ring::sleepers;
 
-/// Tells the peer where the ring's part of the stream ends, before the carrier's FIN.
+/// Tells the peer where the ring's part of the stream ends, before the carrier's FIN, which the
+/// caller sends next.
 pub(super) fn announce_end(s: &Socket, h: &mut TxHeld<'_>) {
+    end_on_carrier(s, h, true);
+}
+
+/// As [`announce_end`], where the process may send more before its end, over the carrier.
+pub(super) fn announce_end_in_time(s: &Socket, h: &mut TxHeld<'_>) {
+    end_on_carrier(s, h, false);
+}
+
+fn end_on_carrier(s: &Socket, h: &mut TxHeld<'_>, is_last: bool) {
     if !may_use_carrier(h) {
         return;
     }
     publish_held(h);
     if let Ok(Some(a)) = h.end.switch.shutdown() {
         // (Before the announcement: who follows that finds it.)
-        request(s, quiet::LAST);
+        if is_last {
+            request(s, quiet::LAST);
+        }
         publish_announce(h, a);
         show_path(s, true, Way::Carrier, h.end.switch.offset());
         h.notify();

@@ -245,6 +245,29 @@ fn hears_that_it_is_left(end: &End) -> bool {
     said & quiet::RESETS != 0
 }
 
+/// What it has said of its end: nothing of its stream is on the carrier behind the ring.
+fn says_last(end: &End) -> bool {
+    let (s, channel) = (end.socket, end.socket.channel().unwrap());
+    let slot = s.slot.load(Relaxed) as usize;
+    channel.words(slot, channel.side ^ 1).quiet[quiet::REQUEST].load(Relaxed) & quiet::LAST != 0
+}
+
+#[test]
+fn a_process_that_ends_may_send_until_it_has_ended() {
+    let mut ends = promoted_within_the_host();
+    ends[C].send(C, UNREAD);
+    crate::io::at_exit(ends[C].socket, ends[C].fd);
+    assert!(!says_last(&ends[C]));
+    // Destructors of other libraries run behind ours.
+    ends[C].send(C, 100);
+    receives(&mut ends, A, UNREAD + 100);
+    assert!(!says_last(&ends[A]));
+    let (s, fd) = (ends[A].socket, ends[A].fd);
+    assert_eq!(crate::io::shutdown(s, s.generation16(), fd, libc::SHUT_WR), 0);
+    assert!(says_last(&ends[A]));
+    close_both(ends);
+}
+
 const RESETS: (c_int, c_int) = (1, 0);
 
 #[test]
