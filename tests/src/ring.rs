@@ -11,11 +11,16 @@ pub const SENDMSG: u8 = 9;
 pub const RECVMSG: u8 = 10;
 pub const CLOSE: u8 = 19;
 pub const READ: u8 = 22;
+pub const SEND: u8 = 26;
 pub const RECV: u8 = 27;
 pub const EPOLL_CTL: u8 = 29;
 pub const EPOLL_WAIT: u8 = 59;
 
 pub const SQPOLL: u32 = 1 << 1;
+
+pub const DRAIN: u8 = 1 << 1;
+pub const LINK: u8 = 1 << 2;
+pub const HARDLINK: u8 = 1 << 3;
 
 type Init = unsafe extern "C" fn(u32, *mut u64, u32) -> i32;
 type Next = unsafe extern "C" fn(*mut u64) -> *mut Entry;

@@ -90,7 +90,9 @@ pub(crate) use leave::to_kernel;
 use leave::without_memory;
 pub(crate) use linger::{application_linger, on_linger, set_linger};
 pub(crate) use message::{before_passing, for_each_passed, recvmmsg, recvmsg, sendmmsg, sendmsg};
-pub(crate) use need_kernel::{hand_on, is_left_in_ring, lose_sight, need_kernel};
+pub(crate) use need_kernel::{
+    hand_on, is_left_in_ring, lose_sight, need_kernel, need_kernel_to_send,
+};
 pub(crate) use off::{forget as forget_off, take_all_back};
 pub(crate) use outlive::begin_exit;
 pub(crate) use park::{Fresh, connect, give_out};

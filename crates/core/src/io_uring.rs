@@ -24,11 +24,11 @@ use crate::lock::Mutex;
 use crate::outcome::{PASS, Ret};
 use crate::{config, epoll, heap, io, numbers, process, sys, unconnected};
 use abi::{
-    BUFFER_SELECT, DEPENDS, FIXED_FILE, FOLLOWED, FOLLOWED_OF_LIBURING, HARMLESS_REGISTER, LINK,
-    OFF_SQ_RING, OFF_SQES, OP_ACCEPT, OP_CLOSE, OP_EPOLL_CTL, OP_EPOLL_WAIT, OP_FILES_UPDATE,
-    OP_NOP, OP_POLL_ADD, OP_READ, OP_READ_FIXED, OP_READ_MULTISHOT, OP_READV, OP_RECV, OP_RECV_ZC,
-    OP_RECVMSG, OP_SENDMSG, OP_SENDMSG_ZC, OP_SPLICE, OP_TEE, OP_TIMEOUT_REMOVE, OP_WRITE,
-    SETUP_NO_SQARRAY, SPLICE_FD_IN_FIXED, Sqe,
+    BUFFER_SELECT, DEPENDS, DRAIN, FIXED_FILE, FOLLOWED, FOLLOWED_OF_LIBURING, HARMLESS_REGISTER,
+    LINKS, OFF_SQ_RING, OFF_SQES, OP_ACCEPT, OP_CLOSE, OP_EPOLL_CTL, OP_EPOLL_WAIT,
+    OP_FILES_UPDATE, OP_NOP, OP_OPENAT, OP_POLL_ADD, OP_READ, OP_READ_FIXED, OP_READ_MULTISHOT,
+    OP_READV, OP_RECV, OP_RECV_ZC, OP_RECVMSG, OP_SENDMSG, OP_SENDMSG_ZC, OP_SPLICE, OP_TEE,
+    OP_TIMEOUT_REMOVE, OP_WRITE, SETUP_NO_SQARRAY, SPLICE_FD_IN_FIXED, Sqe,
 };
 pub use abi::{Liburing, Params};
 use alloc::vec::Vec;
@@ -244,7 +244,7 @@ impl View {
     fn follow(&self, to_submit: u32) {
         let head = self.word(self.head).load(Relaxed);
         let there = self.word(self.tail).load(Acquire).wrapping_sub(head);
-        let mut seen = Seen { files: false, linked: false };
+        let mut seen = Seen { files: false, linked: false, drained: false };
         for n in 0..there.min(to_submit).min(self.entries) {
             let mut index = head.wrapping_add(n) & (self.entries - 1);
             if let Some(array) = self.array {
@@ -262,7 +262,7 @@ impl View {
                 // SAFETY: as above.
                 unsafe { at.write_volatile(instead) };
             }
-            seen.linked = entry.flags & LINK != 0;
+            seen.goes_on(entry);
         }
     }
 }
@@ -273,8 +273,18 @@ struct Seen {
     /// Descriptors were seen when they were registered with the ring, so none of those is a socket
     /// of ours.
     files: bool,
-    /// It is carried out only if the one before it succeeds.
+    /// It comes behind the one before it, perhaps only if that succeeds.
     linked: bool,
+    /// It comes behind all before it.
+    drained: bool,
+}
+
+impl Seen {
+    /// Behind this entry of the batch.
+    fn goes_on(&mut self, entry: Sqe) {
+        self.linked = entry.flags & LINKS != 0;
+        self.drained |= entry.flags & DRAIN != 0;
+    }
 }
 
 /// What one entry means for the sockets of ours; the entry that the kernel gets instead, if it is
@@ -343,7 +353,7 @@ fn follow(entry: Sqe, seen: Seen) -> Option<Sqe> {
         | OP_RECVMSG | OP_RECV_ZC
             if !is_index =>
         {
-            receive::receive(entry, seen.linked)
+            receive::receive(entry, seen.linked || seen.drained)
         }
         OP_SENDMSG | OP_SENDMSG_ZC => {
             if !is_index {
@@ -379,6 +389,7 @@ fn completes_with(entry: Sqe, result: Ret) -> Option<Sqe> {
     const ENOENT: Ret = -(libc::ENOENT as Ret);
     const EINVAL: Ret = -(libc::EINVAL as Ret);
     const EBADF: Ret = -(libc::EBADF as Ret);
+    const EFAULT: Ret = -(libc::EFAULT as Ret);
     let other = |opcode: u8| Sqe {
         opcode,
         flags: entry.flags,
@@ -391,6 +402,8 @@ fn completes_with(entry: Sqe, result: Ret) -> Option<Sqe> {
         ENOENT => Some(Sqe { addr: nobody(), ..other(OP_TIMEOUT_REMOVE) }),
         EINVAL => Some(Sqe { buf_index: 1, ..entry }),
         EBADF => Some(Sqe { fd: -1, ..entry }),
+        // (A name that cannot be read.)
+        EFAULT => Some(Sqe { fd: -1, addr: 8, ..other(OP_OPENAT) }),
         1.. => {
             let fd = null_device()?;
             Some(Sqe {
@@ -411,8 +424,17 @@ fn null_device() -> Option<c_int> {
     if known >= 0 {
         return Some(known);
     }
-    let new = numbers::make(|| sys::open(b"/dev/null\0", libc::O_WRONLY | libc::O_CLOEXEC, 0));
-    match FD.compare_exchange(-1, new, AcqRel, Acquire) {
+    let flags = libc::O_WRONLY | libc::O_CLOEXEC | libc::O_NONBLOCK | libc::O_NOCTTY;
+    let mut new = numbers::make(|| sys::open(b"/dev/null\0", flags, 0));
+    // (In another root that may be any file.)
+    let is_it = |status: libc::stat| {
+        status.st_mode & libc::S_IFMT == libc::S_IFCHR && status.st_rdev == libc::makedev(1, 3)
+    };
+    if new >= 0 && !sys::status(new).is_some_and(is_it) {
+        fd_table::close_internal(new);
+        new = -1;
+    }
+    match FD.compare_exchange(-1, new.max(-1), AcqRel, Acquire) {
         Ok(_) if new >= 0 => Some(new),
         Ok(_) => None,
         Err(other) => {

@@ -203,6 +203,9 @@ fn receive_behind_the_end(t: &Ctx, make: Make) {
             ("read", ring::READ, at, 4, 0),
             ("readv", ring::READV, part.as_mut_ptr() as u64, 1, 0),
             ("recvmsg", ring::RECVMSG, &raw mut message as u64, 1, 0),
+            ("none", ring::RECV, at, 0, 0),
+            ("none", ring::READV, at, 0, 0),
+            ("a bad buffer", ring::RECV, 8, 4, 0),
             ("the rest", ring::RECV, at, 4, 0),
             ("the end", ring::RECV, at, 4, 0),
         ];
@@ -215,6 +218,50 @@ fn receive_behind_the_end(t: &Ctx, make: Make) {
         t.log("by a call", sys::recv(fd, &mut buf, 0));
     }
     t.tell("end");
+}
+
+/// Sends from a buffer, and receives into it: the second has to wait for the first.
+fn receive_in_a_chain(t: &Ctx) {
+    let ring = ring(t, 0);
+    let fds = t.servers(6);
+    for (pair, (first, second)) in
+        fds.chunks(2).zip([(ring::LINK, 0), (ring::HARDLINK, 0), (0, ring::DRAIN)])
+    {
+        let (Some(ring), [from, to]) = (&ring, pair) else { break };
+        t.tell("shuts down");
+        sys::await_events(*from, libc::POLLRDHUP, 5_000);
+        let mut buf = *b"outgoing";
+        let (addr, len) = (buf.as_mut_ptr() as u64, 8);
+        let send =
+            Entry { opcode: ring::SEND, fd: *to, flags: first, user_data: 1, ..Entry::default() };
+        let recv = Entry {
+            opcode: ring::RECV,
+            fd: *from,
+            flags: second,
+            user_data: 2,
+            ..Entry::default()
+        };
+        let batch = [Entry { addr, len, ..send }, Entry { addr, len, ..recv }];
+        t.log("taken", ring.submit(&batch, 2));
+        // All, or an error.
+        let said = ring.completions();
+        let right = matches!(said[..], [(1, 8), (2, 8)]) && &buf == b"one.two.";
+        t.log("right, or an error", right || matches!(said[..], [(1, 8), (2, ..0)]));
+        t.log("close", sys::close(*to));
+    }
+    t.tell("end");
+}
+
+fn receive_in_a_chain_client(t: &Ctx) {
+    let fds = t.clients(6);
+    for pair in fds.chunks(2) {
+        if t.hear() != "shuts down" {
+            return;
+        }
+        send_all(pair[0], b"one.two.");
+        sys::shutdown(pair[0], libc::SHUT_WR).expect("shutdown");
+        t.log_text("what was sent", &recv_exact(pair[1], 8));
+    }
 }
 
 fn ends_behind_bytes(t: &Ctx) {
@@ -388,6 +435,13 @@ pub fn list() -> Vec<Scenario> {
             "a ring receives, by each kind of entry, what an accelerated peer has sent before it closes or shuts down, then the end",
             |t| receive_behind_the_end(t, Ring::new),
             ends_behind_bytes,
+        )
+        .demoted(),
+        pair(
+            "rings/receive-in-a-chain",
+            "a ring receives behind another entry, linked or drained, what an accelerated peer has sent before its end: in that order",
+            receive_in_a_chain,
+            receive_in_a_chain_client,
         )
         .demoted(),
         pair(

@@ -224,6 +224,10 @@ pub unsafe fn on_getsockopt(
 pub fn need_kernel(fd: c_int, why: netacc_control::stats::Reason) {
     held(|| crate::io::need_kernel(fd, why))
 }
+/// The same where libc only writes to it.
+pub fn need_kernel_to_send(fd: c_int, why: netacc_control::stats::Reason) {
+    held(|| crate::io::need_kernel_to_send(fd, why))
+}
 
 /// The socket behind `fd` is about to become standard input or output, which stdio reads and writes
 /// by private calls.

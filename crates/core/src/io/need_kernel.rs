@@ -5,7 +5,7 @@ use super::kept::give_up_listener;
 use super::leave::to_kernel;
 use crate::fd_table::Entry;
 use crate::sets::sets;
-use crate::socket::{State, flag};
+use crate::socket::{Socket, State, flag};
 use crate::{adoption, fast, fd_table};
 use core::ffi::c_int;
 use netacc_control::stats::Reason;
@@ -14,6 +14,17 @@ use netacc_proto::switchover::Plan;
 /// A descriptor is used in a way that only the kernel can serve, for good: see
 /// [`crate::api::need_kernel`].
 pub(crate) fn need_kernel(fd: c_int, why: Reason) {
+    // Where somebody is about to read who cannot read a ring.
+    give_to_kernel(fd, why, leaves_sight(why) && why != Reason::IoUring);
+}
+
+/// The same where somebody only sends past us: what is unread in a ring is received by ordinary
+/// calls.
+pub(crate) fn need_kernel_to_send(fd: c_int, why: Reason) {
+    give_to_kernel(fd, why, false);
+}
+
+fn give_to_kernel(fd: c_int, why: Reason, strict: bool) {
     let (s, g) = match fd_table::get(fd) {
         Entry::Socket(s, g) => (s, g),
         Entry::Fresh(_) | Entry::Listener(_) => {
@@ -30,8 +41,6 @@ pub(crate) fn need_kernel(fd: c_int, why: Reason) {
     if s.has(flag::TRACKED) {
         adoption::passed::lose_track(s, fd);
     }
-    // Where somebody is about to read who cannot read a ring.
-    let strict = leaves_sight(why) && why != Reason::IoUring;
     let _ = to_kernel(s, g, fd, why, strict);
 }
 
@@ -47,10 +56,18 @@ pub(crate) fn is_left_in_ring(fd: c_int) -> bool {
     })
 }
 
-/// Somebody is about to read from it past us: where that would miss bytes, the connection is broken
-/// off.
+/// Somebody is about to read from it past us: where that would miss bytes, or find them twice, the
+/// connection is broken off.
 pub(crate) fn hand_on(fd: c_int, why: Reason) {
-    if let Some((s, g)) = fd_table::socket(fd).filter(|_| is_left_in_ring(fd)) {
+    let has_bytes = |s: &'static Socket, g| {
+        hold_rx(s, g).is_ok_and(|mut h| {
+            h.end.switch.outstanding() > 0 || h.unread().is_ok_and(|unread| unread > 0)
+        })
+    };
+    if let Some((s, g)) = fd_table::socket(fd)
+        && s.is(State::Attached)
+        && has_bytes(s, g)
+    {
         let _ = to_kernel(s, g, fd, why, true);
     }
 }

@@ -50,6 +50,7 @@ pub(super) const OP_TIMEOUT_REMOVE: u8 = 12;
 pub(super) const OP_ACCEPT: u8 = 13;
 pub(super) const OP_CLOSE: u8 = 19;
 pub(super) const OP_FILES_UPDATE: u8 = 20;
+pub(super) const OP_OPENAT: u8 = 18;
 pub(super) const OP_READ: u8 = 22;
 pub(super) const OP_WRITE: u8 = 23;
 pub(super) const OP_RECV: u8 = 27;
@@ -65,8 +66,10 @@ pub(super) const OP_EPOLL_WAIT: u8 = 59;
 pub(super) const FIXED_FILE: u8 = 1;
 /// `IOSQE_IO_DRAIN`, `IOSQE_IO_LINK`, `IOSQE_IO_HARDLINK`: done later, or not at all.
 pub(super) const DEPENDS: u8 = 1 << 1 | 1 << 2 | 1 << 3;
-/// `IOSQE_IO_LINK`: the next entry is carried out if this one succeeds.
-pub(super) const LINK: u8 = 1 << 2;
+/// `IOSQE_IO_DRAIN`: this entry, and those behind it, when all before it have ended.
+pub(super) const DRAIN: u8 = 1 << 1;
+/// `IOSQE_IO_LINK`, `IOSQE_IO_HARDLINK`: the next entry behind this one.
+pub(super) const LINKS: u8 = 1 << 2 | 1 << 3;
 /// `SPLICE_F_FD_IN_FIXED`
 pub(super) const SPLICE_FD_IN_FIXED: u32 = 1 << 31;
 /// `IOSQE_BUFFER_SELECT`
@@ -121,7 +124,7 @@ impl Liburing {
         // SAFETY: the caller's promise.
         let mask = unsafe { self.ring_mask.read_volatile() };
         let bytes = size_of::<Sqe>() << u32::from(self.flags & SETUP_SQE128 != 0);
-        let mut seen = Seen { files: true, linked: false };
+        let mut seen = Seen { files: true, linked: false, drained: false };
         for n in 0..self.sqe_tail.wrapping_sub(self.sqe_head).min(mask.saturating_add(1)) {
             let at = self
                 .sqes
@@ -133,7 +136,7 @@ impl Liburing {
                 // SAFETY: as above.
                 unsafe { at.write_volatile(instead) };
             }
-            seen.linked = entry.flags & LINK != 0;
+            seen.goes_on(entry);
         }
     }
 }

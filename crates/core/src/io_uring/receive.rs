@@ -3,36 +3,45 @@
 //! becomes one that the kernel completes with their number.
 
 use super::abi::{
-    BUFFER_SELECT, OP_POLL_ADD, OP_READ, OP_READ_FIXED, OP_READV, OP_RECV, OP_RECVMSG, Sqe,
+    BUFFER_SELECT, DEPENDS, OP_POLL_ADD, OP_READ, OP_READ_FIXED, OP_READV, OP_RECV, OP_RECVMSG, Sqe,
 };
-use super::{completes_with, uses};
-use crate::outcome::Ret;
+use super::{completes_with, null_device, uses};
+use crate::outcome::{PASS, Ret};
 use crate::{io, sys};
 use core::ffi::c_int;
 use libc::{iovec, msghdr};
 use netacc_control::stats::Reason;
 
 /// That takes bytes of `entry.fd`, or waits for them, for its number and not for its place in a
-/// table of the ring's. `depends`: others come before it, and it may not be carried out.
+/// table of the ring's. `waits`: others come before it.
 ///
 /// Where bytes are in our ring alone, and cannot be received here, the connection is broken off: an
 /// error that is seen, never a gap in the stream.
-pub(super) fn receive(entry: Sqe, depends: bool) -> Option<Sqe> {
+pub(super) fn receive(entry: Sqe, waits: bool) -> Option<Sqe> {
     uses(entry.fd);
-    if !io::is_left_in_ring(entry.fd) {
+    let is_left = io::is_left_in_ring(entry.fd);
+    if entry.opcode == OP_POLL_ADD {
+        return completes_with(entry, is_readable(entry).filter(|_| is_left)?);
+    }
+    // (Others behind it may depend on how many bytes it takes.)
+    let is_plain = !waits && entry.flags & (DEPENDS | BUFFER_SELECT) == 0;
+    if !is_left || !is_plain || null_device().is_none() {
+        // (Before the kernel takes what comes again, it has to have all of that.)
+        io::hand_on(entry.fd, Reason::IoUring);
         return None;
     }
-    let done = match entry.opcode {
-        OP_POLL_ADD => is_readable(entry),
-        _ if depends || entry.flags & BUFFER_SELECT != 0 => None,
-        // SAFETY: the buffers that the application gives the kernel.
-        _ => unsafe { received(entry) }.filter(|n| *n > 0),
-    };
-    if done.is_none() && entry.opcode != OP_POLL_ADD {
-        io::hand_on(entry.fd, Reason::IoUring);
+    // SAFETY: the buffers that the application gives the kernel.
+    match unsafe { received(entry) } {
+        EAGAIN => {
+            io::hand_on(entry.fd, Reason::IoUring);
+            None
+        }
+        // The kernel says what is wrong with it.
+        result => completes_with(entry, result),
     }
-    completes_with(entry, done?)
 }
+
+const EAGAIN: Ret = -(libc::EAGAIN as Ret);
 
 /// What poll says of it, if it was asked for that, and the kernel does not say so by itself (of an
 /// end, or of what comes behind the ring's bytes).
@@ -42,15 +51,22 @@ fn is_readable(entry: Sqe) -> Option<Ret> {
     (readable != 0 && !is_told).then_some(readable as Ret)
 }
 
-/// How many bytes are received, of those that are there.
+/// How many bytes are received, of those that are there; none are asked for where it is 0.
+/// [`PASS`]: nothing is received.
 ///
 /// # Safety
 /// The entry's buffers are the caller's.
-unsafe fn received(entry: Sqe) -> Option<Ret> {
+unsafe fn received(entry: Sqe) -> Ret {
     let (fd, at, len) = (entry.fd, entry.addr, entry.len);
     let now = libc::MSG_DONTWAIT;
     let flags = entry.op_flags as c_int | now;
-    Some(match entry.opcode {
+    // A socket has no offsets.
+    let is_read = matches!(entry.opcode, OP_READ | OP_READ_FIXED | OP_READV);
+    if is_read && entry.off != 0 && entry.off != u64::MAX {
+        return PASS;
+    }
+    match entry.opcode {
+        OP_READ | OP_READ_FIXED | OP_READV | OP_RECV if len == 0 => 0,
         // SAFETY: the caller's promise.
         OP_READ | OP_READ_FIXED => unsafe { io::recv(fd, at as *mut u8, len as usize, now) },
         // SAFETY: as above.
@@ -59,6 +75,6 @@ unsafe fn received(entry: Sqe) -> Option<Ret> {
         OP_READV => unsafe { io::recvv(fd, at as *const iovec, len as c_int, now) },
         // SAFETY: as above.
         OP_RECVMSG => unsafe { io::recvmsg(fd, at as *mut msghdr, flags) },
-        _ => return None,
-    })
+        _ => EAGAIN,
+    }
 }

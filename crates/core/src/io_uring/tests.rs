@@ -1,8 +1,8 @@
 use super::abi::SETUP_SQE128;
 use super::*;
 
-const UNSEEN: Seen = Seen { files: false, linked: false };
-const SEEN: Seen = Seen { files: true, linked: false };
+const UNSEEN: Seen = Seen { files: false, linked: false, drained: false };
+const SEEN: Seen = Seen { files: true, ..UNSEEN };
 
 fn ctl(op: c_int, fd: c_int) -> Sqe {
     Sqe {

@@ -113,7 +113,7 @@ watch! {
 }
 
 fn written_by_libc(fd: usize) {
-    api::need_kernel(fd as c_int, Reason::StdioStream);
+    api::need_kernel_to_send(fd as c_int, Reason::StdioStream);
 }
 
 /// A stream's descriptor, or -1. `errno` stays.

@@ -1,5 +1,5 @@
-//! liburing and libaio, where they are libraries of their own: what a program is about to submit is
-//! read before the kernel gets it.
+//! liburing, where it is a library of its own: what a program is about to submit is read before the
+//! kernel gets it.
 //!
 //! liburing's system calls are in its own code, but programs call its functions, and these can be
 //! hooked as libc's. Only the names that nobody else uses: `io_uring_setup`, `io_uring_enter` and
@@ -157,13 +157,6 @@ unsafe fn submit(ring: usize) -> isize {
 
 /// # Safety
 /// They are the application's arguments.
-unsafe fn submit_aio(count: usize, list: usize) -> isize {
-    // SAFETY: the caller's promise.
-    unsafe { super::aio::before_submit(list as *const *const c_void, count) }
-}
-
-/// # Safety
-/// They are the application's arguments.
 unsafe fn register(fds: usize, count: usize) -> isize {
     // SAFETY: the caller's promise.
     unsafe { api::before_liburing_files(fds as *const c_int, count as c_uint) };
@@ -183,7 +176,6 @@ liburing! {
     fn io_uring_wait_cqes(ring) { submit(ring) }
     fn io_uring_wait_cqes_min_timeout(ring) { submit(ring) }
     fn io_uring_wait_cqe_timeout(ring) { submit(ring) }
-    fn io_submit(_context, count, list) { submit_aio(count, list) }
     fn io_uring_register_files(_ring, files, count) { register(files, count) }
     fn io_uring_register_files_tags(_ring, files, _tags, count) { register(files, count) }
     fn io_uring_register_files_update(_ring, _at, files, count) { register(files, count) }
