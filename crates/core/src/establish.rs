@@ -168,18 +168,18 @@ unsafe fn before_kernels_connect(fd: c_int, addr: *const sockaddr, len: socklen_
         let family = || unsafe { user::read(&raw const (*addr).sa_family) };
         if len >= 2 && family() == Some(libc::AF_UNSPEC as libc::sa_family_t) {
             let _ = io::to_kernel(s, g, fd, Reason::Disconnected, false);
-        } else if s.is(State::Candidate)
-            && s.has(flag::CONNECTOR)
-            && !only_tells(s)
-            && carrier::state_of(fd) == Some(carrier::TCP_CLOSE)
-        {
-            // It was refused, and is tried again, perhaps elsewhere.
-            if !was_never_one(s) {
-                make_plain(s, Reason::Disconnected);
-            }
+        } else if s.is(State::Candidate) && s.has(flag::CONNECTOR) && !only_tells(s) {
+            // (It may be tried again, perhaps elsewhere.)
+            forget_if_refused(s, fd);
         }
     }
     PASS
+}
+
+fn forget_if_refused(s: &'static Socket, fd: c_int) {
+    if carrier::state_of(fd) == Some(carrier::TCP_CLOSE) && !was_never_one(s) {
+        make_plain(s, Reason::Disconnected);
+    }
 }
 
 /// This connect only tells how the one that is under way ends: the kernel begins another one behind
@@ -236,8 +236,13 @@ pub(crate) unsafe fn on_connect(fd: c_int, addr: *const sockaddr, len: socklen_t
 unsafe fn on_kernels_connect(fd: c_int, addr: *const sockaddr, len: socklen_t, result: c_int) {
     let under_way = result == -libc::EINPROGRESS || result == -libc::EINTR;
     let Some(reason) = unconnected(fd) else {
-        if under_way || result == -libc::EALREADY {
-            goes_on(fd);
+        match fd_table::get(fd) {
+            _ if under_way || result == -libc::EALREADY => goes_on(fd),
+            _ if matches!(result, 0) || result == -libc::EISCONN => {}
+            Entry::Socket(s, _) if s.is(State::Candidate) && s.has(flag::CONNECTOR) => {
+                forget_if_refused(s, fd);
+            }
+            _ => {}
         }
         return;
     };
