@@ -86,35 +86,26 @@ fn asked() -> Result<Sockets, Errno> {
 }
 
 /// Whose socket has these addresses in this process's network namespace, from sock_diag(7).
-/// `None`: nobody's, or one that was closed.
-pub fn owner(local: SocketAddr, peer: SocketAddr) -> Result<Option<u32>, Errno> {
+/// `None`: nobody's, or one that was closed, or is bound to a device; or the kernel does not answer.
+pub fn owner(local: SocketAddr, peer: SocketAddr) -> Option<u32> {
     let flags = SocketFlags::CLOEXEC;
-    let with = socket_with(AddressFamily::NETLINK, SocketType::DGRAM, flags, Some(SOCK_DIAG))?;
-    sendto(&with, &question_of(local, peer), SendFlags::empty(), &SocketAddrNetlink::new(0, 0))?;
+    let with =
+        socket_with(AddressFamily::NETLINK, SocketType::DGRAM, flags, Some(SOCK_DIAG)).ok()?;
+    let to = SocketAddrNetlink::new(0, 0);
+    sendto(&with, &question_of(local, peer), SendFlags::empty(), &to).ok()?;
     let mut answer = vec![0; 4096];
-    let (got, _) = recv(&with, &mut answer[..], RecvFlags::empty())?;
-    match message(answer.get(..got).unwrap_or(&[])) {
-        Some((SOCK_DIAG_BY_FAMILY, body, _)) => {
-            let word = |at: usize| Some(u32::from_ne_bytes(*body.get(at..)?.first_chunk()?));
-            // (Where there is no such connection the kernel shows a listening socket.)
-            let is_it = socket(body).is_some_and(|(inode, pair)| {
-                let canonical = |it: SocketAddr| SocketAddr::new(it.ip().to_canonical(), it.port());
-                inode != 0 && pair == (canonical(local), canonical(peer))
-            });
-            Ok(word(64).filter(|_| is_it))
-        }
-        Some((NLMSG_ERROR, body, _)) => match body.first_chunk().map(|e| i32::from_ne_bytes(*e)) {
-            Some(error) if -error == Errno::NOENT.raw_os_error() => Ok(None),
-            _ => Err(Errno::NOTSUP),
-        },
-        _ => Err(Errno::NOTSUP),
-    }
+    let (got, _) = recv(&with, &mut answer[..], RecvFlags::empty()).ok()?;
+    let (kind, body, _) = message(answer.get(..got)?)?;
+    // (Where there is no such connection the kernel shows a listening socket.)
+    let canonical = |it: SocketAddr| SocketAddr::new(it.ip().to_canonical(), it.port());
+    let (inode, pair) = (kind == SOCK_DIAG_BY_FAMILY).then(|| socket(body))??;
+    let is_it = inode != 0 && pair == (canonical(local), canonical(peer));
+    is_it.then(|| Some(u32::from_ne_bytes(*body.get(64..)?.first_chunk()?)))?
 }
 
 const AF_INET: u8 = 2;
 const AF_INET6: u8 = 10;
 const SOCK_DIAG_BY_FAMILY: u16 = 20;
-const NLMSG_ERROR: u16 = 2;
 const NLMSG_DONE: u16 = 3;
 const REQUEST: u16 = 1;
 const REQUEST_DUMP: u16 = 0x301;
