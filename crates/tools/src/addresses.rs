@@ -86,7 +86,7 @@ fn asked() -> Result<Sockets, Errno> {
 }
 
 /// Whose socket has these addresses in this process's network namespace, from sock_diag(7).
-/// `None`: nobody's, or one that was closed, or is bound to a device; or the kernel does not answer.
+/// `None`: nobody's, or one that was closed, or is bound to a device; or the kernel has no answer.
 pub fn owner(local: SocketAddr, peer: SocketAddr) -> Option<u32> {
     let flags = SocketFlags::CLOEXEC;
     let with =

@@ -306,8 +306,9 @@ pub(super) unsafe fn look_carrier(
     Look::Got(r as usize)
 }
 
-/// The `n` bytes that the carrier has given reach behind the end of what was sent, which was in the ring:
-/// somebody has written to it past the library, and nobody knows between which bytes these belong.
+/// The `n` bytes that the carrier has given reach behind the end of what was sent, which was in the
+/// ring: somebody has written to it past the library, and nobody knows between which bytes these
+/// belong.
 #[cold]
 #[inline(never)]
 fn is_behind_the_end(h: &RxHeld<'_>, n: u64) -> bool {
