@@ -11,14 +11,12 @@
 //! sides wait for a bounded time only: a call may block in the kernel for long (a FIFO, a dead NFS
 //! server), and a thread may be cancelled or leave by `longjmp` in the middle of one. Then a number
 //! may be seen to be taken for some microseconds, which is all that can go wrong.
-//!
-//! What may take the kernel long is done before: room in its table of descriptors ([`make_room`]).
 
 use crate::fd_words::{self, CAPACITY, INTERNAL};
 use crate::lock::Mutex;
 use crate::sys;
 use core::ffi::c_int;
-use core::sync::atomic::{AtomicU32, AtomicUsize, Ordering::*};
+use core::sync::atomic::{AtomicU32, Ordering::*};
 
 /// The application's calls under way: their number, and above it the epoch that they belong to
 /// ([`EPOCH`]).
@@ -93,16 +91,10 @@ fn wait_for_library() -> bool {
 /// Runs `f`, in which descriptors may stand on low numbers, while no call of the application's
 /// takes any.
 pub(crate) fn exclusively<R>(f: impl FnOnce() -> R) -> R {
-    after(|| {}, f)
-}
-
-/// As [`exclusively`], behind `before`, during which the application's calls go on.
-fn after<R>(before: impl FnOnce(), f: impl FnOnce() -> R) -> R {
     static LIBRARY: Mutex<()> = Mutex::new(());
     // No handler of the application's may come in between, and want a number.
     let signals = sys::hold_signals();
     let one = LIBRARY.lock();
-    before();
     MAKING.store(1, SeqCst);
     wait_for_calls();
     let r = f();
@@ -150,9 +142,6 @@ pub(crate) fn after_fork_in_parent() {
 pub(crate) fn after_fork_in_child() {
     INSIDE.store((INSIDE.load(Relaxed) & !COUNT).wrapping_add(EPOCH), SeqCst);
     MAKING.store(0, SeqCst);
-    // Its table is as large as what was open.
-    TABLE.store(0, Relaxed);
-    HIGHEST.store(0, Relaxed);
 }
 
 /// Makes a descriptor of the library's own, by a system call that makes one close-on-exec. Returns
@@ -161,7 +150,7 @@ pub(crate) fn make(call: impl FnOnce() -> isize) -> c_int {
     if let Some(error) = crate::inject::call() {
         return error;
     }
-    after(make_room, || match call() as c_int {
+    exclusively(|| match call() as c_int {
         fd if fd >= 0 => adopt(fd),
         error => error,
     })
@@ -172,7 +161,7 @@ pub(crate) fn make_pipe() -> Option<[c_int; 2]> {
     if crate::inject::call().is_some() {
         return None;
     }
-    after(make_room, || match sys::pipe().ok()?.map(adopt) {
+    exclusively(|| match sys::pipe().ok()?.map(adopt) {
         [read, write] if read >= 0 && write >= 0 => Some([read, write]),
         ends => {
             ends.into_iter().filter(|end| *end >= 0).for_each(fd_words::close_internal);
@@ -186,7 +175,7 @@ pub(crate) fn copy(fd: c_int) -> c_int {
     if let Some(error) = crate::inject::call() {
         return error;
     }
-    after(make_room, || keep(lift(fd)))
+    exclusively(|| keep(lift(fd)))
 }
 
 /// Makes `fd`, just created close-on-exec and inside of [`exclusively`], one of the library's own:
@@ -200,67 +189,28 @@ pub(crate) fn adopt(fd: c_int) -> c_int {
 
 /// A name for `fd` out of the application's way.
 fn lift(fd: c_int) -> c_int {
-    let (limit, soft) = soft_limit();
+    let mut limit = libc::rlimit { rlim_cur: 1024, rlim_max: 1024 };
+    let _ = sys::getrlimit_nofile(&mut limit);
+    let soft = (limit.rlim_cur as usize).min(CAPACITY);
     let mut high = -1;
     let room = room_above(limit);
-    if room > 0 && raise(limit, room) {
-        high = sys::fcntl(fd, libc::F_DUPFD_CLOEXEC, soft) as c_int;
-        let _ = sys::setrlimit_nofile(&limit);
+    if room > 0 {
+        let raised =
+            libc::rlimit { rlim_cur: limit.rlim_cur + room as u64, rlim_max: limit.rlim_max };
+        if sys::setrlimit_nofile(&raised) >= 0 {
+            high = sys::fcntl(fd, libc::F_DUPFD_CLOEXEC, soft) as c_int;
+            let _ = sys::setrlimit_nofile(&limit);
+        }
     }
     if high < 0 {
         // Never a number that the application is about to be given.
-        high = sys::fcntl(fd, libc::F_DUPFD_CLOEXEC, below(soft)) as c_int;
+        high = sys::fcntl(fd, libc::F_DUPFD_CLOEXEC, soft - soft / 4) as c_int;
     }
     high
 }
 
-fn soft_limit() -> (libc::rlimit, usize) {
-    let mut limit = libc::rlimit { rlim_cur: 1024, rlim_max: 1024 };
-    let _ = sys::getrlimit_nofile(&mut limit);
-    (limit, (limit.rlim_cur as usize).min(CAPACITY))
-}
-
-/// Where the library's numbers begin where there is no room above the soft limit.
-fn below(soft: usize) -> usize {
-    soft - soft / 4
-}
-
-fn raise(limit: libc::rlimit, room: usize) -> bool {
-    let raised = libc::rlimit { rlim_cur: limit.rlim_cur + room as u64, rlim_max: limit.rlim_max };
-    sys::setrlimit_nofile(&raised) >= 0
-}
-
-/// The highest number of the library's own so far; the first one for which the kernel's table of
-/// this process may have no room.
-static HIGHEST: AtomicUsize = AtomicUsize::new(0);
-static TABLE: AtomicUsize = AtomicUsize::new(0);
-
-/// Has the kernel make room in its table for the number that [`lift`] takes next. With several
-/// threads that takes it 8 to 16 ms, in which it waits for every CPU (fs/file.c: expand_fdtable,
-/// synchronize_rcu), and the application's calls must not. Makes no descriptor: dup3 makes the room
-/// first, and then finds that there is nothing to duplicate.
-fn make_room() {
-    let (limit, soft) = soft_limit();
-    let room = room_above(limit);
-    let first = if room > 0 { soft } else { below(soft) };
-    let next = first.max(HIGHEST.load(Relaxed) + 1);
-    if next < TABLE.load(Relaxed) || next >= soft + room {
-        return;
-    }
-    if next >= soft && !raise(limit, room) {
-        return;
-    }
-    let _ = sys::dup3(-1, next as c_int, libc::O_CLOEXEC);
-    if next >= soft {
-        let _ = sys::setrlimit_nofile(&limit);
-    }
-    // (Its size is a power of two.)
-    TABLE.store((next + 1).next_power_of_two(), Relaxed);
-}
-
 fn keep(high: c_int) -> c_int {
     if high >= 0 && (high as usize) < CAPACITY {
-        HIGHEST.fetch_max(high as usize, Relaxed);
         fd_words::set(high, INTERNAL);
         return high;
     }
@@ -331,52 +281,5 @@ mod tests {
         leave(stuck);
         assert_eq!(INSIDE.load(Relaxed), now, "and does not count when it ends");
         fd_words::close_internal(fd);
-    }
-    /// How many descriptors the kernel's table of this process has room for.
-    fn table() -> usize {
-        let mut text = [0u8; 4096];
-        let fd = sys::open(b"/proc/self/status\0", libc::O_RDONLY | libc::O_CLOEXEC, 0) as c_int;
-        let n = sys::read(fd, &mut text) as usize;
-        let _ = sys::close(fd);
-        let text = core::str::from_utf8(&text[..n]).unwrap();
-        let line = text.lines().find_map(|line| line.strip_prefix("FDSize:")).unwrap();
-        line.trim().parse().unwrap()
-    }
-
-    /// A child whose table is that of a small process: a fork copies only what is open.
-    fn with_a_small_table(f: impl FnOnce() -> bool) -> bool {
-        crate::testing::alone_in_child(|| {
-            crate::testing::in_child(|| {
-                let small = libc::rlimit { rlim_cur: 1024, rlim_max: soft_limit().0.rlim_max };
-                after_fork_in_child();
-                sys::setrlimit_nofile(&small) >= 0 && table() <= 1024 && f()
-            })
-        })
-    }
-
-    #[test]
-    fn the_table_has_room_before_the_applications_calls_wait() {
-        if soft_limit().0.rlim_max < 8192 {
-            return;
-        }
-        assert!(with_a_small_table(|| {
-            let mut at_making = 0;
-            let first = make(|| {
-                at_making = table();
-                sys::eventfd(0, libc::EFD_CLOEXEC)
-            });
-            // For each number that is next, too, and with the limit as it was.
-            let mut next = first;
-            while next >= 0 && (next as usize) + 1 < TABLE.load(Relaxed) {
-                next = copy(first);
-            }
-            let mut at_next = 0;
-            let last = make(|| {
-                at_next = table();
-                sys::eventfd(0, libc::EFD_CLOEXEC)
-            });
-            let fits = |fd: c_int, table: usize| fd >= 0 && (fd as usize) < table;
-            fits(first, at_making) && fits(last, at_next) && soft_limit().0.rlim_cur == 1024
-        }));
     }
 }
