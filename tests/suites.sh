@@ -9,6 +9,7 @@ REPEAT=${NETACC_REPEAT:-1}
 # cause. What these suites do depends on nothing: a failure of theirs is one.
 MOST_FLAKY=${NETACC_FLAKY:-$((REPEAT > 1 ? 0 : 1))}
 MOST_FLAKY_TESTS=3
+MOST_FALLEN=2
 DETERMINISTIC=" gates loom miri "
 # Where a test takes as long as this, it is run again three times, not five.
 LONG=30
@@ -32,6 +33,7 @@ listed() { [ $# -eq 1 ] || { echo "$1:"; printf '    %s\n' "${@:2}"; }; }
 summary() {
   local name
   say "end"
+  [ ${#FALLEN[@]} -le $MOST_FALLEN ] || failed "kernels of the rig fell over ${#FALLEN[@]} times"
   for name in "${FLAKY_SUITES[@]}"; do
     echo "FLAKY, an open fault: these failed, then passed each time. What they said at first:"
     first_failures <"$OUT/$name.log"
