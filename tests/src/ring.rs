@@ -10,6 +10,7 @@ pub const POLL_ADD: u8 = 6;
 pub const SENDMSG: u8 = 9;
 pub const RECVMSG: u8 = 10;
 pub const CLOSE: u8 = 19;
+pub const LINK_TIMEOUT: u8 = 15;
 pub const READ: u8 = 22;
 pub const SEND: u8 = 26;
 pub const RECV: u8 = 27;

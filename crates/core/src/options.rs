@@ -328,8 +328,12 @@ pub(crate) unsafe fn getsockopt(
         && name == TCP_ZEROCOPY_RECEIVE
         && let Some((s, g)) = fd_table::socket(fd)
     {
-        // It receives what the kernel has: none may be elsewhere.
-        let _ = io::to_kernel(s, g, fd, Reason::SocketOption, true);
+        // It receives what the kernel has.
+        let _ = io::to_kernel(s, g, fd, Reason::SocketOption, false);
+        // SAFETY: the caller's places.
+        if let Some(r) = unsafe { ask_to_receive(s, g, fd, value, len) } {
+            return r;
+        }
     }
     if config::has_fast_connect()
         && let Some(i) = harmless::index(level, name)
@@ -349,6 +353,31 @@ pub(crate) unsafe fn getsockopt(
 
 /// The library's own SO_LINGER may stand on the carrier, and an error of the connection
 /// may be one that the kernel does not know.
+/// What TCP_ZEROCOPY_RECEIVE answers where the next bytes are in a ring and will not come by the
+/// kernel: it maps none, and so many are to be received by recv (`recv_skip_hint` of linux/tcp.h).
+///
+/// # Safety
+/// As for getsockopt(2).
+unsafe fn ask_to_receive(
+    s: &'static socket::Socket,
+    g: u16,
+    fd: c_int,
+    value: *mut c_void,
+    len: *mut socklen_t,
+) -> Option<Ret> {
+    const LENGTH: usize = 8;
+    let unread = io::unread(s, g, fd).filter(|_| io::is_left_in_ring(fd))?;
+    // SAFETY: the caller's promise; the addresses may be anything.
+    let room = unsafe { user::read(len) }? as usize;
+    if room < LENGTH + 2 * size_of::<u32>() {
+        return None;
+    }
+    let said = [0, u32::try_from(unread).unwrap_or(u32::MAX)];
+    // SAFETY: as above.
+    let written = unsafe { user::write(value.cast::<u8>().wrapping_add(LENGTH).cast(), said) };
+    Some(if written { 0 } else { -(libc::EFAULT as Ret) })
+}
+
 pub(crate) unsafe fn on_getsockopt(
     fd: c_int,
     level: c_int,

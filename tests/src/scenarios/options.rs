@@ -349,6 +349,32 @@ pub fn list() -> Vec<Scenario> {
         )
         .demoted(),
         pair(
+            "options/zerocopy-receive-behind-the-end",
+            "the same when the peer has shut down: it says that there is something, and recv has all",
+            |t| {
+                let fd = t.server();
+                await_bytes(fd, UNREAD);
+                sys::await_events(fd, libc::POLLRDHUP, 5_000);
+                let mapped = sys::map(fd, MAPPED).expect("mmap");
+                let (in_pages, behind) = zerocopy(fd, mapped).expect("TCP_ZEROCOPY_RECEIVE");
+                t.log("there", in_pages + behind > 0);
+                // SAFETY: the kernel has put so many bytes there, which nobody changes.
+                let mut all = unsafe { std::slice::from_raw_parts(mapped, in_pages) }.to_vec();
+                let mut buf = vec![0; UNREAD];
+                while let Ok(n @ 1..) = sys::recv(fd, &mut buf, 0) {
+                    all.extend_from_slice(&buf[..n]);
+                }
+                t.log("all", (all.len(), Pattern::new(9).first_error(0, &all)));
+            },
+            |t| {
+                let fd = t.client();
+                t.pour(fd, 9, UNREAD);
+                t.log("shutdown", sys::shutdown(fd, libc::SHUT_WR));
+                t.log("eof", sys::recv(fd, &mut [0; 1], 0));
+            },
+        )
+        .demoted(),
+        pair(
             "options/given-to-the-kernel",
             "requests that make the kernel a connection's user, of what has no such device: the kernel's refusal, with every byte readable there (past libc)",
             |t| {

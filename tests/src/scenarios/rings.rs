@@ -220,6 +220,27 @@ fn receive_behind_the_end(t: &Ctx, make: Make) {
     t.tell("end");
 }
 
+/// Receives with a limit of time, which is an entry that is linked behind.
+fn receive_within(t: &Ctx) {
+    let ring = ring(t, 0);
+    let fd = t.server();
+    if let Some(ring) = ring {
+        t.tell("shuts down");
+        sys::await_events(fd, libc::POLLRDHUP, 5_000);
+        let (mut buf, seconds) = ([0u8; 64], [60i64, 0]);
+        let (addr, len) = (buf.as_mut_ptr() as u64, 64);
+        let recv =
+            Entry { opcode: ring::RECV, fd, flags: ring::LINK, addr, len, ..Entry::default() };
+        let (addr, fd) = (seconds.as_ptr() as u64, -1);
+        let limit = Entry { opcode: ring::LINK_TIMEOUT, fd, addr, len: 1, ..Entry::default() };
+        let batch = [Entry { user_data: 1, ..recv }, Entry { user_data: 2, ..limit }];
+        t.log("taken", ring.submit(&batch, 2));
+        t.log("ended", ring.completions());
+        t.log_text("bytes", &buf[..12]);
+    }
+    t.tell("end");
+}
+
 /// Sends from a buffer, and receives into it: the second has to wait for the first.
 fn receive_in_a_chain(t: &Ctx) {
     let ring = ring(t, 0);
@@ -435,6 +456,19 @@ pub fn list() -> Vec<Scenario> {
             "a ring receives, by each kind of entry, what an accelerated peer has sent before it closes or shuts down, then the end",
             |t| receive_behind_the_end(t, Ring::new),
             ends_behind_bytes,
+        )
+        .demoted(),
+        pair(
+            "rings/receive-within-a-time",
+            "a ring receives, with a timeout linked behind, what an accelerated peer has sent before it shuts down",
+            receive_within,
+            |t| {
+                let fd = t.client();
+                if t.hear() == "shuts down" {
+                    send_all(fd, b"one.two.thr.");
+                    sys::shutdown(fd, libc::SHUT_WR).expect("shutdown");
+                }
+            },
         )
         .demoted(),
         pair(

@@ -224,6 +224,13 @@ pub unsafe fn on_getsockopt(
 pub fn need_kernel(fd: c_int, why: netacc_control::stats::Reason) {
     held(|| crate::io::need_kernel(fd, why))
 }
+/// The same, and where bytes are left that the kernel could not read the connection is broken off.
+pub fn need_kernel_whole(fd: c_int, why: netacc_control::stats::Reason) {
+    held(|| {
+        crate::io::need_kernel(fd, why);
+        crate::io::hand_on(fd, why);
+    })
+}
 /// The same where libc only writes to it.
 pub fn need_kernel_to_send(fd: c_int, why: netacc_control::stats::Reason) {
     held(|| crate::io::need_kernel_to_send(fd, why))

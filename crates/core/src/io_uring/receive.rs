@@ -3,7 +3,8 @@
 //! becomes one that the kernel completes with their number.
 
 use super::abi::{
-    BUFFER_SELECT, DEPENDS, OP_POLL_ADD, OP_READ, OP_READ_FIXED, OP_READV, OP_RECV, OP_RECVMSG, Sqe,
+    BUFFER_SELECT, DEPENDS, DRAIN, OP_POLL_ADD, OP_READ, OP_READ_FIXED, OP_READV, OP_RECV,
+    OP_RECVMSG, Sqe,
 };
 use super::{completes_with, null_device, uses};
 use crate::outcome::{PASS, Ret};
@@ -23,9 +24,7 @@ pub(super) fn receive(entry: Sqe, waits: bool) -> Option<Sqe> {
     if entry.opcode == OP_POLL_ADD {
         return completes_with(entry, is_readable(entry).filter(|_| is_left)?);
     }
-    // (Others behind it may depend on how many bytes it takes.)
-    let is_plain = !waits && entry.flags & (DEPENDS | BUFFER_SELECT) == 0;
-    if !is_left || !is_plain || null_device().is_none() {
+    if !is_left || waits || !may_be_received(entry) || null_device().is_none() {
         // (Before the kernel takes what comes again, it has to have all of that.)
         io::hand_on(entry.fd, Reason::IoUring);
         return None;
@@ -39,6 +38,18 @@ pub(super) fn receive(entry: Sqe, waits: bool) -> Option<Sqe> {
         // The kernel says what is wrong with it.
         result => completes_with(entry, result),
     }
+}
+
+/// Not where others come behind it that a short one would stop, nor where it would be short though
+/// more may come.
+fn may_be_received(entry: Sqe) -> bool {
+    let is_message = matches!(entry.opcode, OP_RECV | OP_RECVMSG);
+    let of_all = is_message && entry.op_flags as c_int & libc::MSG_WAITALL != 0;
+    let is_linked = entry.flags & DEPENDS != 0;
+    let more_may_come = || sys::poll_now(entry.fd, libc::POLLRDHUP) & libc::POLLRDHUP == 0;
+    entry.flags & (BUFFER_SELECT | DRAIN) == 0
+        && !(is_linked && (of_all || !is_message))
+        && !(of_all && more_may_come())
 }
 
 const EAGAIN: Ret = -(libc::EAGAIN as Ret);

@@ -25,7 +25,7 @@ hook! {
 hook! {
     /// `preadv2(2)`; with offset -1 it is a `readv` with flags.
     fn preadv2(fd: c_int, iov: *const iovec, count: c_int, offset: off_t, flags: c_int) -> ssize_t
-        => match message_flags(fd, offset, flags) {
+        => match message_flags(Side::Reads(fd), offset, flags) {
             Some(flags) => api::recvv(fd, iov, count, flags),
             None => PASS,
         };
@@ -33,7 +33,7 @@ hook! {
 hook! {
     /// `preadv2` with a 64-bit offset.
     unchecked fn preadv64v2(fd: c_int, iov: *const iovec, count: c_int, offset: off64_t, flags: c_int) -> ssize_t
-        => match message_flags(fd, offset, flags) {
+        => match message_flags(Side::Reads(fd), offset, flags) {
             Some(flags) => api::recvv(fd, iov, count, flags),
             None => PASS,
         };
@@ -54,7 +54,7 @@ hook! {
 hook! {
     /// `pwritev2(2)`; with offset -1 it is a `writev` with flags.
     fn pwritev2(fd: c_int, iov: *const iovec, count: c_int, offset: off_t, flags: c_int) -> ssize_t
-        => match message_flags(fd, offset, flags) {
+        => match message_flags(Side::Writes(fd), offset, flags) {
             Some(flags) => api::sendv(fd, iov, count, flags),
             None => PASS,
         };
@@ -62,7 +62,7 @@ hook! {
 hook! {
     /// `pwritev2` with a 64-bit offset.
     unchecked fn pwritev64v2(fd: c_int, iov: *const iovec, count: c_int, offset: off64_t, flags: c_int) -> ssize_t
-        => match message_flags(fd, offset, flags) {
+        => match message_flags(Side::Writes(fd), offset, flags) {
             Some(flags) => api::sendv(fd, iov, count, flags),
             None => PASS,
         };
@@ -84,15 +84,25 @@ hook! {
         => api::splice(input, input_offset, out, out_offset, len, flags);
 }
 
+/// What a preadv2/pwritev2 does to a descriptor.
+#[derive(Clone, Copy)]
+pub(super) enum Side {
+    Reads(c_int),
+    Writes(c_int),
+}
+
 /// The MSG_ flags of a preadv2/pwritev2. `None` leaves the call to the kernel: a socket has no
 /// offsets, and what an unknown flag means it knows itself, of a socket that is its own.
 #[inline]
-pub(super) fn message_flags(fd: c_int, offset: off64_t, flags: c_int) -> Option<c_int> {
+pub(super) fn message_flags(side: Side, offset: off64_t, flags: c_int) -> Option<c_int> {
     // Without meaning for a socket, and accepted: HIPRI, DSYNC, SYNC, APPEND.
     const IGNORED: c_int = libc::RWF_HIPRI | libc::RWF_DSYNC | libc::RWF_SYNC | libc::RWF_APPEND;
     match offset {
         -1 if flags & !(IGNORED | libc::RWF_NOWAIT) != 0 => {
-            api::need_kernel(fd, Reason::SocketOption);
+            match side {
+                Side::Reads(fd) => api::need_kernel_whole(fd, Reason::SocketOption),
+                Side::Writes(fd) => api::need_kernel_to_send(fd, Reason::SocketOption),
+            }
             None
         }
         -1 if flags & libc::RWF_NOWAIT != 0 => Some(MSG_DONTWAIT),

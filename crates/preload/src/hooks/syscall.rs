@@ -311,11 +311,12 @@ unsafe fn ask(number: c_long, [a, b, c, d, e, f]: [usize; 6]) -> Ret {
             SYS_write => api::send(fd, b as *const c_void, c, 0),
             SYS_readv => api::recvv(fd, b as *const iovec, c as c_int, 0),
             SYS_writev => api::sendv(fd, b as *const iovec, c as c_int, 0),
-            SYS_preadv2 => match io::message_flags(fd, d as off64_t, f as c_int) {
+            SYS_preadv2 => match io::message_flags(io::Side::Reads(fd), d as off64_t, f as c_int) {
                 Some(flags) => api::recvv(fd, b as *const iovec, c as c_int, flags),
                 None => PASS,
             },
-            SYS_pwritev2 => match io::message_flags(fd, d as off64_t, f as c_int) {
+            SYS_pwritev2 => match io::message_flags(io::Side::Writes(fd), d as off64_t, f as c_int)
+            {
                 Some(flags) => api::sendv(fd, b as *const iovec, c as c_int, flags),
                 None => PASS,
             },
