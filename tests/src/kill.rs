@@ -398,6 +398,10 @@ impl Campaign<'_> {
         round.end = end.to_string();
         round.latency_ns = number(seen).saturating_sub(killed);
         round.machine_ns = machine_ns + number(cpu_wait).saturating_sub(waited);
+        if !self.place.mode.preloads() {
+            // There is nothing but the machine.
+            round.machine_ns = round.machine_ns.max(round.latency_ns);
+        }
         round.received = number(received);
         round.lost = count(SENT).saturating_sub(round.received);
         if !["EOF", "ECONNRESET", "EPIPE"].contains(&end) {

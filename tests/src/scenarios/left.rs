@@ -175,6 +175,11 @@ fn dies(t: &Ctx) {
 /// How a connection has ended. (Between hosts the news takes a moment.)
 fn heard(t: &Ctx, name: &str, fd: Fd) {
     sys::await_events(fd, POLLRDHUP, 10_000);
+    // (And there is no room while it goes back to TCP.)
+    let until = sys::now_ns() + 5_000_000_000 * u64::from(sys::patience());
+    while poll_now(fd, POLLOUT) & POLLOUT == 0 && sys::now_ns() < until {
+        sys::sleep_ms(1);
+    }
     t.log(name, sys::poll_names(poll_now(fd, POLLIN | POLLOUT | POLLRDHUP)));
     let recv = || sys::recv(fd, &mut [0; 8], 0);
     t.log(name, (recv(), recv()));
