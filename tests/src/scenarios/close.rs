@@ -22,9 +22,15 @@ extern "C" fn count_sigpipe(_: libc::c_int) {
     PIPE_THREAD.store(sys::gettid(), Ordering::Relaxed);
 }
 
-/// Sends until the reset shows, as SIGPIPE or EPIPE need it.
+/// Waits for the reset, as SIGPIPE or EPIPE need it. (The kernel shows the error, and that it has
+/// hung up a moment later: tcp_reset.)
 fn wait_for_reset(fd: i32) -> String {
-    let revents = sys::await_events(fd, 0, 5000);
+    let until = sys::now_ns() + 5_000_000_000 * u64::from(sys::patience());
+    let mut revents = sys::await_events(fd, 0, 5000);
+    while revents & POLLHUP == 0 && sys::now_ns() < until {
+        sys::sleep_ms(1);
+        revents = sys::await_events(fd, 0, 0);
+    }
     sys::poll_names(revents)
 }
 
