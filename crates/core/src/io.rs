@@ -73,7 +73,7 @@ use buffers::{AnyBuffers, Buffers, Few};
 pub(crate) use candidate::{candidate, on_poller_gone, shutdown_candidate};
 pub(crate) use close::{at_exit, close, close_of, shutdown_of};
 pub(crate) use end_in_reset::{hear_left, never_linger};
-pub(crate) use ends::carrier_is_drained;
+pub(crate) use ends::{carrier_is_drained, reads_ring_first};
 pub(crate) use file::{sendfile, splice};
 pub(crate) use held_back::{send_held, send_held_in_time};
 pub(crate) use kept::{
@@ -98,7 +98,7 @@ pub(crate) use outlive::begin_exit;
 pub(crate) use park::{Fresh, connect, give_out};
 pub(crate) use probe::{begin_probe, end_probe, probed_by, set_probed};
 pub(crate) use promote::{may_send_on_carrier, on_more_room, on_nodelay};
-pub(crate) use receive::{reads_ring_first, unread};
+pub(crate) use receive::unread;
 use receive::{recv_attached, recv_one};
 pub(crate) use reset::{
     carrier_is_over, carrier_is_reset, is_reset_now, on_error_taken, owes_reset, settled,

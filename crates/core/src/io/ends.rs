@@ -12,7 +12,7 @@ use core::cell::UnsafeCell;
 use core::ffi::c_int;
 use core::sync::atomic::{AtomicPtr, Ordering::*, fence};
 use netacc_control::stats::{Counter, Path, Reason};
-use netacc_proto::switchover::{Ack, Announce, Corrupt, Path as Way, RxState, TxState};
+use netacc_proto::switchover::{Ack, Announce, Corrupt, Path as Way, Plan, RxState, TxState};
 use netacc_ring::{CopyError, EndLock, PeerCorrupt, RingWords};
 
 pub(super) fn load_announce(w: &RingWords) -> Announce {
@@ -370,4 +370,13 @@ pub(crate) fn carrier_is_drained(s: &Socket) -> bool {
     let w = channel.words(s.slot.load(Relaxed) as usize, channel.side);
     let epoch = s.published.epoch.load(Relaxed);
     epoch & 1 != 0 && w.quiet[quiet::ACK].load(Acquire) as u32 == epoch
+}
+
+/// Whether bytes of the ring come before whatever the kernel has.
+pub(crate) fn reads_ring_first(s: &'static Socket, g: u16) -> bool {
+    let Ok(mut h) = hold_rx(s, g) else { return false };
+    if h.end.switch.on_announce(load_announce(h.words)).is_ok_and(|changed| changed) {
+        h.settled(s);
+    }
+    matches!(h.end.switch.plan(), Plan::Fast { .. }) && h.unread().is_ok_and(|n| n > 0)
 }

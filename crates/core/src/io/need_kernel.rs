@@ -1,6 +1,6 @@
 //! A descriptor is used in a way that only the kernel can serve.
 
-use super::ends::hold_rx;
+use super::ends::{hold_rx, reads_ring_first};
 use super::kept::give_up_listener;
 use super::leave::to_kernel;
 use crate::fd_table::Entry;
@@ -9,7 +9,6 @@ use crate::socket::{Socket, State, flag};
 use crate::{adoption, fast, fd_table};
 use core::ffi::c_int;
 use netacc_control::stats::Reason;
-use netacc_proto::switchover::Plan;
 
 /// A descriptor is used in a way that only the kernel can serve, for good: see
 /// [`crate::api::need_kernel`].
@@ -47,13 +46,7 @@ fn give_to_kernel(fd: c_int, why: Reason, strict: bool) {
 /// Of a descriptor that the kernel is to serve for good ([`need_kernel`]) the next bytes are in a
 /// ring all the same, and will not come by the kernel.
 pub(crate) fn is_left_in_ring(fd: c_int) -> bool {
-    fd_table::socket(fd).is_some_and(|(s, g)| {
-        s.is(State::Attached)
-            && hold_rx(s, g).is_ok_and(|mut h| {
-                matches!(h.end.switch.plan(), Plan::Fast { .. })
-                    && h.unread().is_ok_and(|unread| unread > 0)
-            })
-    })
+    fd_table::socket(fd).is_some_and(|(s, g)| s.is(State::Attached) && reads_ring_first(s, g))
 }
 
 /// Somebody is about to read from it past us: where that would miss bytes, or find them twice, the

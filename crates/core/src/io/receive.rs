@@ -291,12 +291,3 @@ pub(crate) fn unread(s: &'static Socket, g: u16, fd: c_int) -> Option<usize> {
         _ => Some(on_carrier.saturating_add(h.unread().ok()?)),
     }
 }
-
-/// Whether bytes of the ring come before whatever the kernel has.
-pub(crate) fn reads_ring_first(s: &'static Socket, g: u16) -> bool {
-    let Ok(mut h) = hold_rx(s, g) else { return false };
-    if h.end.switch.on_announce(load_announce(h.words)).is_ok_and(|changed| changed) {
-        h.settled(s);
-    }
-    matches!(h.end.switch.plan(), Plan::Fast { .. }) && h.unread().is_ok_and(|n| n > 0)
-}
