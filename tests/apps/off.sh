@@ -16,7 +16,8 @@ test_is() { [ "$("${@:2}")" = "$1" ]; }
 some() { [ "$("$@")" -gt 0 ]; }
 because() { "$SS" --reason disabled-by-config --json "$1" | grep -c '"fd"'; }
 
-# One connection: off, and its reason; on, and the next one.
+# Off, and the reason; on, and the same connections are accelerated again, and one that was made
+# meanwhile.
 PORT=$(free_port)
 become_accel python3 "$(dirname "$0")/cfg_app.py" server "$PORT" 2>"$TMP/server.err" &
 SERVER=$!; PIDS+=("$SERVER")
@@ -34,9 +35,12 @@ same goes-on done "$(tell use)"
 tell open 1 >/dev/null
 same new-ones-too 4 "$(because "$PID")"
 "${CFG[@]}" set NACC_ENABLE_RDMA_DEFAULT 1 -p "$PID" >/dev/null
+# used until they are all accelerated.
+used_until_on() { tell use >/dev/null; test_is "$1" on_path shm "$PID"; }
+if wait_for 20 used_until_on 4; then ok on-again; else fail on-again "$("$SS" -s sock "$PID")"; fi
+same no-reason-left 0 "$(because "$PID")"
 tell open 2 >/dev/null
-if wait_for 20 test_is 2 on_path shm "$PID"; then ok on-again; else fail on-again "$("$SS" -s sock "$PID")"; fi
-same goes-on-again done "$(tell use)"
+if wait_for 20 test_is 6 on_path shm "$PID"; then ok new-ones-again; else fail new-ones-again "$("$SS" -s sock "$PID")"; fi
 # A peer that is stopped gives nothing back: that is said, and its connections follow.
 kill -STOP "$SERVER"
 out=$("${CFG[@]}" set NACC_ENABLE_RDMA_DEFAULT 0 --wait 0.5 -p "$PID" 2>&1)
@@ -45,14 +49,14 @@ if grep -qF 'connections follow when their peers answer and what lies in their r
 same goes-on-behind-that done "$(tell use)"
 if wait_for 20 test_is 0 on_path shm "$PID"; then ok has-followed; else fail has-followed "$("$SS" -s sock "$PID")"; fi
 "${CFG[@]}" set NACC_ENABLE_RDMA_DEFAULT 1 -p "$PID" >/dev/null
-tell open 2 >/dev/null
-if wait_for 20 test_is 2 on_path shm "$PID"; then ok on-behind-that; else fail on-behind-that "$("$SS" -s sock "$PID")"; fi
+if wait_for 20 used_until_on 6; then ok on-behind-that; else fail on-behind-that "$("$SS" -s sock "$PID")"; fi
 
 # The other end's process: this one's connections go back with it.
 "${CFG[@]}" set NACC_ENABLE_RDMA_DEFAULT 0 -p "$SERVER" >/dev/null
 same peer-off done "$(tell use)"
 if wait_for 20 test_is 0 on_path shm "$PID"; then ok both-ways; else fail both-ways "$("$SS" -s sock "$PID")"; fi
 "${CFG[@]}" set NACC_ENABLE_RDMA_DEFAULT 1 -p "$SERVER" >/dev/null
+if wait_for 20 used_until_on 6; then ok peer-on-again; else fail peer-on-again "$("$SS" -s sock "$PID")"; fi
 
 # Many connections to a peer that is stopped do not keep the others (50 ms for each is 20 s).
 PORT=$(free_port)
@@ -102,6 +106,7 @@ wait_for 20 grep -q '^[0-9]*$' "$TMP/load"
 if wait_for 20 some on_path shm "$LOAD"; then ok load-is-accelerated; else fail load-is-accelerated "$("$SS" -s sock "$LOAD")"; fi
 times=$(toggle "$SECONDS_EACH" "$SERVER" "$LOAD")
 switch 1 -p "$SERVER,$LOAD"
+if wait_for 20 some on_path shm "$LOAD"; then ok load-is-again; else fail load-is-again "$("$SS" -s sock "$LOAD")"; fi
 kill "$LOAD"
 if wait "$LOAD"; then ok every-byte "$times times off and on, $(tail -n 1 "$TMP/load")"; else
   fail every-byte "$(cat "$TMP/load" "$TMP/load.err" "$TMP/load-server.err")"; fi

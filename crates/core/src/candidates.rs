@@ -164,7 +164,9 @@ fn fill(s: &Socket, fd: c_int, origin: Origin) {
     } else {
         netacc_control::stats::Counter::Accepted
     });
-    let candidate = why == Reason::NotStarted;
+    // (One of a time when acceleration is off comes to be looked up when it is on again.)
+    let waits = why == Reason::DisabledByConfig && tuple.is_none() && config::has_changed();
+    let candidate = why == Reason::NotStarted || waits;
     if !candidate {
         s.say(why);
     }

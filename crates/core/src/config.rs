@@ -109,6 +109,11 @@ pub(crate) fn text() -> &'static str {
     &resolved().text
 }
 
+/// Whether it has changed while the program ran: what is off may have been on, and may be again.
+pub(crate) fn has_changed() -> bool {
+    !LAST.load(Acquire).is_null()
+}
+
 /// What the file says is read, if it was not: before a call behind which it may not be there any
 /// more, or not for this process.
 #[inline]

@@ -32,6 +32,7 @@ const ASK_CARRIER_TICKS: u64 = 100_000;
 const EFAULT: Ret = -(libc::EFAULT as Ret);
 const EINVAL: Ret = -(libc::EINVAL as Ret);
 
+mod arm;
 mod attach;
 mod blocking;
 mod buffers;
@@ -82,6 +83,8 @@ pub(crate) use kept::{
 };
 pub(crate) use leave::between_hosts::wake_leavers;
 pub(crate) use leave::outside::{Came, Went, enter_kernel, leave_kernel};
+#[cfg(test)]
+pub(crate) use leave::pause::{pause, resume};
 pub(crate) use leave::serve::{
     PullBack, hear_carrier, leave_dead_channel, may_end, serve_pull_back, watch_carrier,
 };
@@ -93,7 +96,7 @@ pub(crate) use message::{before_passing, for_each_passed, recvmmsg, recvmsg, sen
 pub(crate) use need_kernel::{
     hand_on, is_left_in_ring, lose_sight, need_kernel, need_kernel_to_send,
 };
-pub(crate) use off::{forget as forget_off, take_all_back};
+pub(crate) use off::{follow_switch, forget as forget_off};
 pub(crate) use outlive::begin_exit;
 pub(crate) use park::{Fresh, connect, give_out};
 pub(crate) use probe::{begin_probe, end_probe, probed_by, set_probed};

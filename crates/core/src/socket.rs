@@ -66,6 +66,8 @@ pub(crate) struct TxEnd {
     pub(crate) probed: Option<[i32; 4]>,
     /// The peer was told that this end has left the ring for good (within the host).
     pub(crate) told_left: bool,
+    /// Acceleration is off: nothing is promoted until it is on again.
+    pub(crate) paused: bool,
     /// Changes of path to order (tests only).
     pub(crate) switches: crate::inject::Switches,
 }
@@ -99,6 +101,8 @@ pub(crate) struct RxEnd {
     pub(crate) asked_back: bool,
     /// The library's own SO_LINGER stands on the carrier for what is unread in the ring.
     pub(crate) resets: bool,
+    /// As in [`TxEnd`]: the peer may not promote.
+    pub(crate) paused: bool,
 }
 
 /// A socket under one of its descriptors. The generation says that it is still the one that the

@@ -125,7 +125,7 @@ reasons! {
     ListenerWithoutLibrary "listener-without-library" "No process with the library is known to accept connections at the peer's port.",
         "Start the server with netacc_run as well. The search goes on as long as the connection is used.";
     DisabledByConfig "disabled-by-config" "The configuration turns acceleration off, or has done so since the connection was made.",
-        "Set NACC_ENABLE_RDMA_DEFAULT=1. Where that is so again (netacc cfg get): what has gone back stays on TCP; connect anew.";
+        "Set NACC_ENABLE_RDMA_DEFAULT=1, or, if it was changed while the program runs (netacc cfg get), netacc cfg set NACC_ENABLE_RDMA_DEFAULT 1.";
     SampledOut "sampled-out" "NACC_CONNECT_RDMA_PERCENT left this connection on TCP.",
         "Raise NACC_CONNECT_RDMA_PERCENT to 100.";
     PeerRefused "peer-refused" "The peer's library refused the offer.",

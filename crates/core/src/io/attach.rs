@@ -1,6 +1,7 @@
 //! A candidate is attached: both ends have agreed, and it gets its place on the ring.
 
-use super::ends::{RxHeld, hold_rx, store_ack};
+use super::arm::{arm, settle_rx};
+use super::ends::hold_rx;
 use super::park;
 use super::rings_shown::show_rings;
 use super::say_end::say_shut;
@@ -58,7 +59,9 @@ pub(crate) fn attach(s: &'static Socket, g: u16, fd: c_int) {
     let ((Some(tx_ring), Some(rx_ring)), None) = (rings, why) else {
         drop(locks);
         match why {
-            Some(Not::Now) => put_off_offer(s, channel),
+            Some(Not::Now(why)) => put_off_offer(s, channel, why),
+            // The offer stays: it is taken up when acceleration is on again.
+            Some(Not::Off) => drop(s.state.happens(Event::Begun)),
             Some(Not::Ever(why)) => refuse_offer(s, channel, why),
             None => refuse_offer(s, channel, Reason::NoMemory),
         }
@@ -83,10 +86,9 @@ pub(crate) fn attach(s: &'static Socket, g: u16, fd: c_int) {
     // Last: the peer may send into the ring from here on. (Unless the set had no place for it, and
     // it went back to the kernel.)
     if let Ok(mut h) = hold_rx(s, g) {
-        if moved.rx_idle && h.end.unsettled {
+        if moved.rx_idle && h.end.unsettled && !h.end.paused {
             h.end.unsettled = false;
-            h.end.switch.arm();
-            store_ack(&h);
+            arm(&mut h);
         } else {
             settle_rx(s, &mut h);
         }
@@ -99,21 +101,6 @@ pub(crate) fn attach(s: &'static Socket, g: u16, fd: c_int) {
         moved.received,
         open(moved.rx_idle)
     );
-}
-
-/// As `candidate::settle_tx`: from here on the peer may send into the ring. Not while a thread
-/// waits for the carrier's bytes alone, either, in poll or select.
-pub(super) fn settle_rx(s: &Socket, h: &mut RxHeld<'_>) {
-    if !h.end.unsettled || s.rx_inflight.load(SeqCst) != 0 || s.pollers.load(SeqCst) as u32 != 0 {
-        return;
-    }
-    h.end.unsettled = false;
-    if !socket::counts_agree(s, s.fd.load(Acquire), None, Some(h.end.switch.offset())) {
-        s.set_reason(Reason::UncountedBytes);
-        return;
-    }
-    h.end.switch.arm();
-    store_ack(h);
 }
 
 #[cold]
@@ -143,8 +130,11 @@ impl Counted {
 /// Why an offer is not taken up after all.
 #[derive(Clone, Copy)]
 enum Not {
-    /// Another pair can do what the program has asked for meanwhile.
-    Now,
+    /// Another offer can be taken up: what the program has asked for meanwhile is another pair's,
+    /// or acceleration is off.
+    Now(Reason),
+    /// Acceleration is off, and this offer can be taken up when it is on again.
+    Off,
     Ever(Reason),
 }
 
@@ -164,9 +154,6 @@ fn why_not(s: &'static Socket, g: u16, fd: c_int, moved: &Counted, asked: u32) -
     } else if process::is_ending() {
         // Whoever takes the connections back has begun, and may have passed it.
         Some(Reason::Disconnected)
-    } else if !config::get().accelerate_by_default {
-        // The same.
-        Some(Reason::DisabledByConfig)
     } else if !children_can_follow(s) || s.flags.load(SeqCst) & flag::CONTESTED != 0 {
         Some(Reason::InheritedByFork)
     } else if s.has(flag::STDIO) {
@@ -182,11 +169,16 @@ fn why_not(s: &'static Socket, g: u16, fd: c_int, moved: &Counted, asked: u32) -
     if let Some(why) = for_good {
         return Some(Not::Ever(why));
     }
+    if !config::get().accelerate_by_default {
+        // Whoever takes all connections back may have passed this one.
+        let waits = !s.path().leaves_by_agent();
+        return Some(if waits { Not::Off } else { Not::Now(Reason::DisabledByConfig) });
+    }
     if s.path().is_shared() {
         return None;
     }
     match policy::of(fd, s.tuple().local().ip()) {
-        Ok(now) => (now.key() != asked).then_some(Not::Now),
+        Ok(now) => (now.key() != asked).then_some(Not::Now(Reason::KernelPolicy)),
         Err(why) => Some(Not::Ever(why)),
     }
 }
@@ -226,6 +218,7 @@ fn put_ends(
             linger: None,
             probed: None,
             told_left: false,
+            paused: false,
             switches: Switches::new(),
         });
         s.rx.get().write(RxEnd {
@@ -237,6 +230,7 @@ fn put_ends(
             read_until: 0,
             asked_back: false,
             resets: false,
+            paused: false,
         });
     }
     s.tx_words.store((tx_words as *const RingWords).cast_mut(), Release);
@@ -265,13 +259,13 @@ fn children_can_follow(s: &Socket) -> bool {
 
 /// It is a candidate as it was at first, here and at the peer.
 #[cold]
-fn put_off_offer(s: &'static Socket, channel: &'static Channel) {
+fn put_off_offer(s: &'static Socket, channel: &'static Channel, why: Reason) {
     // SAFETY: as in `attach`.
     let slot = unsafe { (*s.offer.get()).slot } as usize;
-    channel.far.demote(slot, Reason::KernelPolicy, true);
+    channel.far.demote(slot, why, true);
     // Before its calls can ask for another offer.
     agent::of(s.path()).released(channel, slot);
-    s.set_reason(Reason::Negotiating);
+    s.set_reason(if why == Reason::KernelPolicy { Reason::Negotiating } else { why });
     s.calls.store(0, Relaxed);
     s.lower(flag::NOTED);
     s.offered.begin();

@@ -1,7 +1,8 @@
 //! Before the agreement: calls go through the kernel and are counted; then the connection is
 //! attached.
 
-use super::attach::{attach, settle_rx};
+use super::arm::settle_rx;
+use super::attach::attach;
 use super::ends::{TxHeld, held, hold_rx};
 use super::reset::kept_error;
 use super::say_end::{announce_end, say_fin};
@@ -16,7 +17,8 @@ use crate::sets::sets;
 use crate::socket::{self, Named, OfferState, RxEnd, Socket, State, TxEnd, flag};
 use crate::wait::looks::{self, Habit, Looked};
 use crate::{
-    adoption, agent, candidates, fast, fd_table, inject, process, signals, sleep, sys, trace,
+    adoption, agent, candidates, config, fast, fd_table, inject, process, signals, sleep, sys,
+    trace,
 };
 use core::ffi::c_int;
 use core::sync::atomic::Ordering::*;
@@ -388,6 +390,10 @@ pub(super) fn after_candidate_call(
         return;
     }
     if flags & (flag::LATE | flag::STDIO) != 0 && !is_due(s, flags) {
+        return;
+    }
+    if !config::get().accelerate_by_default {
+        // Until it is on again.
         return;
     }
     let offer = s.offered.now();

@@ -16,7 +16,7 @@ use crate::{agent, candidates, carrier, control, fd_table, sleep, socket, stats,
 use between_hosts::to_kernel_between_hosts;
 use core::ffi::c_int;
 use core::sync::atomic::Ordering::*;
-use halves::{Limits, carry_out, freeze, has_hung_up, look_at_rx, look_at_tx, low_epoch};
+use halves::{Limits, carry_out, freeze, has_hung_up, look_at_rx, look_at_tx, low_epoch, pin};
 use netacc_control::stats::{Counter, Reason};
 use netacc_proto::lives::{Event as Happens, State as Life};
 use netacc_proto::switchover::{
@@ -26,6 +26,7 @@ use netacc_proto::switchover::{
 pub(crate) mod between_hosts;
 mod halves;
 pub(crate) mod outside;
+pub(crate) mod pause;
 pub(crate) mod serve;
 pub(crate) mod step;
 
@@ -47,30 +48,6 @@ pub(super) fn pull_back_patience_ns(s: &'static Socket, g: u16, why: Reason, str
     }
 }
 
-/// How long a leave may take, and what becomes of it then.
-#[derive(Clone, Copy)]
-pub(super) enum Patience {
-    /// As is due, and the connection is broken where something is missing then.
-    Strict,
-    /// As is due.
-    Usual,
-    /// So many nanoseconds, also where it has been tried before.
-    Within(u64),
-}
-
-impl Patience {
-    fn is_strict(self) -> bool {
-        matches!(self, Patience::Strict)
-    }
-
-    fn ns(self, s: &'static Socket, g: u16, why: Reason) -> u64 {
-        match self {
-            Patience::Within(ns) => ns,
-            _ => pull_back_patience_ns(s, g, why, self.is_strict()),
-        }
-    }
-}
-
 /// Both directions back onto the carrier for good. True: the application may use the kernel's
 /// socket as it likes.
 ///
@@ -82,21 +59,6 @@ impl Patience {
 #[cold]
 #[inline(never)]
 pub(crate) fn to_kernel(s: &'static Socket, g: u16, fd: c_int, why: Reason, strict: bool) -> bool {
-    let patience = if strict { Patience::Strict } else { Patience::Usual };
-    to_kernel_within(s, g, fd, why, patience)
-}
-
-/// As [`to_kernel`].
-#[cold]
-#[inline(never)]
-pub(super) fn to_kernel_within(
-    s: &'static Socket,
-    g: u16,
-    fd: c_int,
-    why: Reason,
-    patience: Patience,
-) -> bool {
-    let strict = patience.is_strict();
     loop {
         if s.generation16() != g {
             return true;
@@ -121,25 +83,19 @@ pub(super) fn to_kernel_within(
     }
     harmless::settle(s, fd);
     if s.path().leaves_by_agent() {
-        return to_kernel_between_hosts(s, g, fd, why, patience);
+        return to_kernel_between_hosts(s, g, fd, why, strict);
     }
     if why != Reason::Disconnected && is_reset_untold(s, g, fd, strict) {
         return false;
     }
-    let mut way = LeaveCall::new(s, g, fd, patience.ns(s, g, why), strict);
-    if let Patience::Within(ns) = patience {
-        way.coming_ns = ns;
-    }
+    let patience_ns = pull_back_patience_ns(s, g, why, strict);
+    let mut way = LeaveCall::new(s, g, fd, patience_ns, strict);
     match way.go() {
         None => true,
         Some(Action::Become) => {
-            let heard = way.await_heard();
+            let _ = way.await_heard();
             if why != Reason::Disconnected && is_reset_untold(s, g, way.fd, strict) {
                 return false;
-            }
-            // (Who waits for nothing comes again.)
-            if !heard && matches!(patience, Patience::Within(0)) {
-                return leaves_later(s, why);
             }
             become_plain(s, way.fd, why)
         }
@@ -186,6 +142,8 @@ struct LeaveCall {
     room: bool,
     /// The peer's announcement that was looked into last.
     heard: u32,
+    /// It stays attached ([`pause`]).
+    pauses: bool,
 }
 
 impl LeaveCall {
@@ -206,6 +164,7 @@ impl LeaveCall {
             arrival: Arrival::default(),
             room: true,
             heard: 0,
+            pauses: false,
         }
     }
 
@@ -232,6 +191,12 @@ impl LeaveCall {
         let limits = Limits { patience_ns: self.coming_ns, stall_ns: STALLED_NS, hears_end: true };
         let mut rx = hold_rx(s, self.g)?;
         self.heard = rx.words.producer_user[announce::EPOCH].load(Relaxed) as u32;
+        if self.pauses {
+            rx.end.paused = true;
+        } else {
+            // (A call of before the attachment that ends later arms nothing any more.)
+            rx.end.unsettled = false;
+        }
         let looked = look_at_rx(s, &mut rx, fd, &mut self.arrival, &limits);
         pull_back(&mut rx);
         let resets = rx.end.resets;
@@ -240,14 +205,19 @@ impl LeaveCall {
             let _ = corrupt(s, fd);
             return Ok(Action::Later);
         };
-        if rx.unread && !resets {
+        if rx.unread && !resets && !self.pauses {
             // Who has left it asks the kernel alone.
             reset_while_unread(s, self.g, fd);
         }
         let mut tx = hold_tx(s, self.g)?;
-        tell_left(s, &mut tx);
+        if self.pauses {
+            tx.end.paused = true;
+        } else {
+            pin(&mut tx);
+            tell_left(s, &mut tx);
+        }
         // (What the peer wants back the thread "netacc" gives it: nobody asks here.)
-        let view = TxView { room: self.room, ..look_at_tx(&mut tx, None) };
+        let view = TxView { room: self.room, ..look_at_tx(&tx, None) };
         let action = self.leave.step(view, rx, late);
         match action {
             Action::Freeze => {

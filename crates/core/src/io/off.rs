@@ -1,30 +1,31 @@
-//! The off-switch: acceleration is turned off while the program runs (`docs/design/cfg.md`).
+//! The switch that turns acceleration off, and on again, while the program runs
+//! (`docs/design/cfg.md`).
 
 use super::blocking::Blocking;
 use super::kept::retire_all;
-use super::leave::{PULL_BACK_NS, Patience, to_kernel_within};
+use super::leave::PULL_BACK_NS;
+use super::leave::pause::{pause, resume};
 use crate::fd_table::{self, Entry};
 use crate::socket::{Socket, State};
 use crate::{config, sys, thread};
 use core::ffi::{c_int, c_void};
 use core::sync::atomic::{AtomicBool, AtomicU32, Ordering::*};
-use netacc_control::stats::Reason;
 
-/// How often it was wanted.
-static WANTED: AtomicU32 = AtomicU32::new(0);
+/// How often it was turned.
+static TURNED: AtomicU32 = AtomicU32::new(0);
 /// A thread is at it.
 static AT_WORK: AtomicBool = AtomicBool::new(false);
 /// For so long the peers of all connections together are waited for: some may be stopped, and have
 /// as many as they like.
 const ALL_NS: u64 = 1_000_000_000;
 
-/// Every connection of this process's goes back to its carrier, for good. The configuration says
-/// already that none is to be accelerated, so what is made meanwhile stays there by itself.
+/// The configuration says whether acceleration is on: every connection of this process's goes back
+/// to its carrier, or comes from there.
 ///
 /// In a thread of its own: a peer's thread "netacc" is waited for, and that may be waiting for this
 /// process's, to do the same.
-pub(crate) fn take_all_back() {
-    WANTED.fetch_add(1, SeqCst);
+pub(crate) fn follow_switch() {
+    TURNED.fetch_add(1, SeqCst);
     if AT_WORK.swap(true, SeqCst) {
         return;
     }
@@ -48,44 +49,50 @@ extern "C" fn run(_: *mut c_void) -> *mut c_void {
 
 fn work() {
     loop {
-        let wanted = WANTED.load(SeqCst);
-        retire_all();
-        // Every peer is asked before one is waited for.
-        for_each(|s, g, fd| take_back(s, g, fd, 0));
-        let until = sys::now_ns().saturating_add(ALL_NS);
-        for_each(|s, g, fd| {
-            let left = until.saturating_sub(sys::now_ns());
-            take_back(s, g, fd, left.min(PULL_BACK_NS));
-        });
+        let turned = TURNED.load(SeqCst);
+        if config::get().accelerate_by_default {
+            for_each(true, |s, g, _| resume(s, g));
+        } else {
+            take_all_back();
+        }
         AT_WORK.store(false, SeqCst);
-        // Who has wanted it since has relied on this thread.
-        if WANTED.load(SeqCst) == wanted || AT_WORK.swap(true, SeqCst) {
+        // Who has turned it since has relied on this thread.
+        if TURNED.load(SeqCst) == turned || AT_WORK.swap(true, SeqCst) {
             return;
         }
     }
 }
 
-/// Each connection, unless it has been turned on again.
-fn for_each(mut f: impl FnMut(&'static Socket, u16, c_int)) {
+fn take_all_back() {
+    retire_all();
+    // Every peer is asked before one is waited for.
+    for_each(false, |s, g, fd| take_back(s, g, fd, 0));
+    let until = sys::now_ns().saturating_add(ALL_NS);
+    for_each(false, |s, g, fd| {
+        let left = until.saturating_sub(sys::now_ns());
+        take_back(s, g, fd, left.min(PULL_BACK_NS));
+    });
+}
+
+/// Each connection of this process's own (a forked child's is its maker's), for as long as
+/// acceleration is `on`. What is not connected yet is looked at when it is.
+fn for_each(on: bool, mut f: impl FnMut(&'static Socket, u16, c_int)) {
     fd_table::for_each(|fd, entry| {
         if let Entry::Socket(s, g) = entry
-            && !config::get().accelerate_by_default
+            && !s.is_inherited()
+            && !s.is(State::Unconnected)
+            && config::get().accelerate_by_default == on
         {
             f(s, g, fd);
         }
     });
 }
 
-/// A forked child's is its maker's to take back. What is not connected yet is looked at when it is.
 fn take_back(s: &'static Socket, g: u16, fd: c_int, patience_ns: u64) {
-    if s.is_inherited() || s.is(State::Unconnected) {
-        return;
-    }
     // A close in another thread leaves it as it is until this has ended.
     let _under_way = Blocking::new(s, g);
     if fd_table::is_named(fd, s, g) {
-        let patience = Patience::Within(patience_ns);
-        let _ = to_kernel_within(s, g, fd, Reason::DisabledByConfig, patience);
+        pause(s, g, fd, patience_ns);
     }
 }
 
@@ -95,50 +102,141 @@ mod tests {
     extern crate std;
     use super::*;
     use crate::path::tests::{
-        A, C, candidate_within_the_host, close_both, promoted_within_the_host, talk,
+        A, C, End, candidate_within_the_host, close_both, promoted_within_the_host, talk,
     };
-    use netacc_control::stats::Path;
+    use netacc_control::config::Config;
+    use netacc_control::stats::{Path, Reason};
+    use std::time::{Duration, Instant};
+
+    fn off() -> Config {
+        Config { accelerate_by_default: false, ..Config::default() }
+    }
+
+    fn turn_off(end: &End, patience_ns: u64) {
+        let s = end.socket;
+        config::with(off(), || take_back(s, s.generation16(), end.fd, patience_ns));
+    }
+
+    fn turn_on(end: &End) {
+        resume(end.socket, end.socket.generation16());
+    }
+
+    fn says(end: &End, why: Reason, path: Path) -> bool {
+        let record = end.socket.record().unwrap();
+        [&record.tx_path, &record.rx_path].iter().all(|p| p.load(Relaxed) == path as u32)
+            && record.reason.load(Relaxed) == why as u32
+    }
+
+    /// Until it is so, with what is said to and fro meanwhile.
+    fn comes_to(ends: &mut [End; 2], what: &str, is: impl Fn(&[End; 2]) -> bool) {
+        let began = Instant::now();
+        while !is(ends) {
+            assert!(began.elapsed() < Duration::from_secs(20), "{what}");
+            talk(ends, 64);
+        }
+    }
 
     #[test]
-    fn a_candidate_becomes_plain_and_says_why() {
-        let ends = candidate_within_the_host();
-        for who in [A, C] {
-            let s = ends[who].socket;
-            take_back(s, s.generation16(), ends[who].fd, PULL_BACK_NS);
-            assert!(s.is(State::Plain));
-            let record = s.record().unwrap();
-            assert_eq!(record.reason.load(Relaxed), Reason::DisabledByConfig as u32);
-            assert_eq!(record.tx_path.load(Relaxed), Path::Tcp as u32);
-            assert_eq!(s.waiters.load(SeqCst), 0);
+    fn a_candidate_waits_until_it_is_on_again() {
+        let mut ends = candidate_within_the_host();
+        for end in &ends {
+            turn_off(end, PULL_BACK_NS);
+            assert!(end.socket.is(State::Candidate));
+            assert!(says(end, Reason::DisabledByConfig, Path::Tcp));
+        }
+        config::with(off(), || {
+            for _ in 0..200 {
+                talk(&mut ends, 64);
+            }
+        });
+        for end in &ends {
+            assert!(
+                end.socket.is(State::Candidate) && says(end, Reason::DisabledByConfig, Path::Tcp)
+            );
+            assert_eq!(end.socket.waiters.load(SeqCst), 0);
             // Of a life that is over nothing is touched.
-            take_back(s, s.generation16().wrapping_sub(1), ends[who].fd, PULL_BACK_NS);
+            let (s, later) = (end.socket, end.socket.generation16().wrapping_sub(1));
+            take_back(s, later, end.fd, PULL_BACK_NS);
             take_back(s, s.generation16(), -1, PULL_BACK_NS);
+            resume(s, later);
             assert_eq!(s.waiters.load(SeqCst), 0);
+            turn_on(end);
+        }
+        comes_to(&mut ends, "accelerated", |ends| {
+            ends.iter().all(|end| says(end, Reason::None, Path::Shm))
+        });
+        close_both(ends);
+    }
+
+    #[test]
+    fn what_lies_in_a_ring_comes_and_both_directions_are_promoted_again() {
+        let mut ends = promoted_within_the_host();
+        for round in 1..20 {
+            // (Less than a ring holds: nobody reads meanwhile.)
+            let (up, down) = (5_000 * (round % 8), 3_000 * (round % 7));
+            ends[C].send(C, up);
+            ends[A].send(A, down);
+            // Asked first, with bytes unread, and then waited for.
+            turn_off(&ends[A], 0);
+            if round % 3 != 0 {
+                turn_off(&ends[A], PULL_BACK_NS);
+            }
+            if round % 2 == 0 {
+                turn_off(&ends[C], PULL_BACK_NS);
+            }
+            config::with(off(), || {
+                ends[A].receive_all(A, up);
+                ends[C].receive_all(C, down);
+                comes_to(&mut ends, "on TCP", |ends| {
+                    says(&ends[A], Reason::DisabledByConfig, Path::Tcp)
+                });
+                // More than once: a receiver follows with the call after the last byte of the ring.
+                (0..4).for_each(|_| talk(&mut ends, 64));
+                assert!(says(&ends[A], Reason::DisabledByConfig, Path::Tcp));
+                talk(&mut ends, 100_000);
+            });
+            assert!(says(&ends[A], Reason::DisabledByConfig, Path::Tcp));
+            assert!(ends.iter().all(|end| end.socket.is(State::Attached)));
+            ends.iter().for_each(turn_on);
+            comes_to(&mut ends, "accelerated again", |ends| {
+                ends.iter().all(|end| says(end, Reason::None, Path::Shm))
+            });
+            assert!(ends.iter().all(|end| end.socket.waiters.load(SeqCst) == 0));
+        }
+        close_both(ends);
+    }
+
+    /// Turned to and fro with bytes on their way: what the receiver waits for comes when it is on.
+    #[test]
+    fn it_is_on_again_before_all_is_back() {
+        let mut ends = promoted_within_the_host();
+        for round in 1..20 {
+            ends[C].send(C, 20_000);
+            turn_off(&ends[A], 0);
+            turn_on(&ends[A]);
+            turn_off(&ends[A], 0);
+            ends[C].send(C, 100 * round);
+            turn_on(&ends[A]);
+            ends[A].receive_all(A, 20_000 + 100 * round);
+            comes_to(&mut ends, "accelerated again", |ends| {
+                ends.iter().all(|end| says(end, Reason::None, Path::Shm))
+            });
         }
         close_both(ends);
     }
 
     #[test]
-    fn what_lies_in_a_ring_is_read_and_the_rest_comes_over_tcp() {
+    fn what_is_off_can_leave_for_good() {
         let mut ends = promoted_within_the_host();
         ends[C].send(C, 5_000);
-        ends[A].send(A, 3_000);
-        let (a, c) = (ends[A].socket, ends[C].socket);
-        // Asked first, with bytes unread, and then waited for.
-        take_back(a, a.generation16(), ends[A].fd, 0);
-        take_back(a, a.generation16(), ends[A].fd, PULL_BACK_NS);
+        turn_off(&ends[A], PULL_BACK_NS);
+        let (s, g, fd) = (ends[A].socket, ends[A].socket.generation16(), ends[A].fd);
+        assert!(super::super::to_kernel(s, g, fd, Reason::SocketOption, false));
+        assert!(s.is(State::Plain) && says(&ends[A], Reason::SocketOption, Path::Tcp));
+        turn_on(&ends[A]);
         ends[A].receive_all(A, 5_000);
-        ends[C].receive_all(C, 3_000);
-        let began = std::time::Instant::now();
-        while !a.is(State::Plain) {
-            assert!(began.elapsed() < std::time::Duration::from_secs(20));
-            talk(&mut ends, 64);
-        }
-        // The other end stays where it was until somebody turns its process's off, too.
-        take_back(c, c.generation16(), ends[C].fd, PULL_BACK_NS);
-        assert!(c.is(State::Plain));
         talk(&mut ends, 100_000);
-        assert_eq!(a.waiters.load(SeqCst) + c.waiters.load(SeqCst), 0);
+        assert!(s.is(State::Plain));
         close_both(ends);
     }
 }

@@ -11,8 +11,9 @@ use super::kept::{
     end_accepting, give_up, hear_if_taken, is_of, next_sweep, reset, retire, retire_kept, sweep,
     sweep_now_and_then,
 };
+use super::leave::PULL_BACK_NS;
+use super::leave::pause::pause;
 use super::leave::serve::{leave_dead_channel, serve_pull_back};
-use super::need_kernel::need_kernel;
 use super::promote::promote;
 use super::rings_shown::show_rings;
 use crate::channel::{AnnouncedAt, Channel, lives as words, producer_quiet, quiet};
@@ -452,7 +453,7 @@ fn reopen(s: &'static Socket, fd: c_int) {
     fd_table::set(fd, Entry::Socket(s, s.generation16()));
     if !config::get().accelerate_by_default {
         // It has been turned off meanwhile.
-        need_kernel(fd, Reason::DisabledByConfig);
+        pause(s, s.generation16(), fd, PULL_BACK_NS);
     }
 }
 

@@ -76,6 +76,7 @@ pub(super) fn promote(s: &Socket, h: &mut TxHeld<'_>, fd: c_int, flags: c_int) -
     // First: what the peer says of itself it says before it arms.
     let ack = load_ack(h.words);
     if h.end.never
+        || h.end.paused
         || h.end.unsettled
         || !ack.armed
         || ack.frozen

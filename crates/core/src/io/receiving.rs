@@ -1,11 +1,12 @@
 //! A receive that does not end at once: it looks, follows the sender to another path, or waits.
 
-use super::attach::settle_rx;
+use super::arm::settle_rx;
 use super::blocking::Blocking;
 use super::candidate::candidate;
 use super::end_in_reset::all_is_read;
 use super::ends::{NotHeld, RxHeld, carrier_unread, corrupt, hold_rx, load_announce};
 use super::leave::leave_if_due;
+use super::leave::pause::resume_if_on;
 use super::receive_once::{Look, ask_carrier, kernel_recv, look_carrier, look_fast};
 use super::reset::{kept_error, peer_has_ended};
 use super::take::Destination;
@@ -127,6 +128,9 @@ impl Receiving<'_> {
         let (s, fd) = (self.s, self.fd);
         if s.has(flag::CORRUPT) {
             return Next::Done(ECONNRESET);
+        }
+        if h.end.paused {
+            resume_if_on(s, h);
         }
         if h.end.unsettled {
             settle_rx(s, h);

@@ -26,6 +26,7 @@ mod keeper;
 mod lost;
 mod many;
 mod nobody;
+mod off;
 mod parameters;
 mod peers;
 mod policy;

@@ -93,8 +93,8 @@ fn carry_out(request: &Request<'_>) {
     stats::answer(request.number, answer);
     if answer == Answer::Done {
         log(LogLevel::Info, format_args!("{}={} from here on", request.name, request.value));
-        if request.name == Key::AccelerateByDefault.name() && !config::get().accelerate_by_default {
-            io::take_all_back();
+        if request.name == Key::AccelerateByDefault.name() {
+            io::follow_switch();
         }
         // (Connections that are there get their place in it with their next events, where no file
         // could be made.)

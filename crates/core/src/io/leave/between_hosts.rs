@@ -3,7 +3,7 @@
 
 use super::super::EAGAIN;
 use super::super::waits::interrupted;
-use super::{PULL_BACK_NS, Patience};
+use super::{PULL_BACK_NS, pull_back_patience_ns};
 use crate::outcome::Ret;
 use crate::sets::sets;
 use crate::socket::{Socket, State, flag};
@@ -21,11 +21,11 @@ pub(in crate::io) fn to_kernel_between_hosts(
     g: u16,
     fd: c_int,
     why: Reason,
-    patience: Patience,
+    strict: bool,
 ) -> bool {
     let inherited = s.is_inherited();
     let (channel, slot) = (s.channel(), s.slot.load(Relaxed) as usize);
-    let patience_ns = patience.ns(s, g, why);
+    let patience_ns = pull_back_patience_ns(s, g, why, strict);
     ask_to_demote(s, g, why);
     let until = sys::now_ns().saturating_add(patience_ns);
     let abandoned = loop {
@@ -53,7 +53,7 @@ pub(in crate::io) fn to_kernel_between_hosts(
         let (word, attached) = s.state.word(State::Attached);
         sys::futex_wait(word, attached, left.min(10_000_000) as i64, false);
     };
-    if abandoned || Leave::new(patience.is_strict()).give_up(true) == Action::BreakOff {
+    if abandoned || Leave::new(strict).give_up(true) == Action::BreakOff {
         break_off_abandoned(s, fd, why);
     }
     false

@@ -34,8 +34,7 @@ pub(super) fn has_hung_up(fd: c_int) -> bool {
     sys::poll_now(fd, libc::POLLRDHUP) & (libc::POLLRDHUP | libc::POLLHUP | libc::POLLERR) != 0
 }
 
-/// The receiving half behind all that its peer has said so far. (A call of before the attachment
-/// that ends later arms nothing any more.)
+/// The receiving half behind all that its peer has said so far.
 pub(super) fn look_at_rx(
     s: &Socket,
     h: &mut RxHeld<'_>,
@@ -43,7 +42,6 @@ pub(super) fn look_at_rx(
     arrival: &mut Arrival,
     limits: &Limits,
 ) -> Result<RxView, Corrupt> {
-    h.end.unsettled = false;
     if h.end.switch.on_announce(load_announce(h.words))? {
         h.settled(s);
     }
@@ -70,11 +68,14 @@ pub(super) fn freeze(h: &mut RxHeld<'_>) {
     fence(SeqCst);
 }
 
-/// The sending half, which is never promoted any more. `seen_epoch`: between hosts, our last
-/// announcement that the peer has.
-pub(super) fn look_at_tx(h: &mut TxHeld<'_>, seen_epoch: Option<u32>) -> TxView {
+/// The sending half is never promoted any more.
+pub(super) fn pin(h: &mut TxHeld<'_>) {
     h.end.never = true;
     h.end.switch.pin();
+}
+
+/// The sending half. `seen_epoch`: between hosts, our last announcement that the peer has.
+pub(super) fn look_at_tx(h: &TxHeld<'_>, seen_epoch: Option<u32>) -> TxView {
     match seen_epoch {
         Some(seen) => TxView::of(&h.end.switch, Delivery::Lossy, seen),
         None => TxView::of(&h.end.switch, Delivery::Reliable, h.end.switch.epoch()),
@@ -91,7 +92,7 @@ pub(super) fn carry_out(
     ack: Ack,
 ) -> Result<bool, ()> {
     match due {
-        Sending::Demote => demote_tx(s, h, true),
+        Sending::Demote => demote_tx(s, h, false),
         Sending::PullBack => pull_back(s, h, fd, ack),
         Sending::SendAgain => match send_again(s, h, fd) {
             0 => {}

@@ -7,7 +7,7 @@ use super::super::ends::{TxHeld, hold_tx, load_ack};
 use super::super::kept::end_kept;
 use super::super::reset::{is_reset, lies_unread};
 use super::super::send_again::send_again;
-use super::halves::{carry_out, look_at_tx};
+use super::halves::{carry_out, look_at_tx, pin};
 use crate::channel::Channel;
 use crate::log::debug_log;
 use crate::socket::{Socket, flag};
@@ -102,8 +102,9 @@ pub(crate) fn leave_dead_channel(channel: &Channel, slot: usize) -> Option<PullB
     serve(s, h, Reason::ChannelFailed, true)
 }
 
-/// Pulls back what a frozen receiver has not consumed. `leaves`: otherwise demotes. (Who freezes
-/// just then finds the announcement, and reads the ring to its end.)
+/// Pulls back what a frozen receiver has not consumed; it may arm again, and is promoted then.
+/// `leaves`: for good, and where it has not frozen, demotes. (Who freezes just then finds the
+/// announcement, and reads the ring to its end.)
 fn serve(
     s: &'static Socket,
     mut h: TxHeld<'static>,
@@ -115,10 +116,13 @@ fn serve(
     if fd < 0 || before == TxState::Resending {
         return None;
     }
+    if leaves {
+        pin(&mut h);
+    }
     let mut room = true;
     let more = loop {
         let ack = load_ack(h.words);
-        let looked = look_at_tx(&mut h, None);
+        let looked = look_at_tx(&h, None);
         let view = match looked.asked_by(ack, &h.end.switch) {
             Ok(view) => view,
             // Whatever a dead peer has written there: nobody reads the ring.

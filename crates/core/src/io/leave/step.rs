@@ -9,7 +9,7 @@ use super::super::ends::{RxHeld, TxHeld, corrupt, hold_rx, hold_tx, load_ack};
 use super::super::probe::{put_back, user_timeout_ms};
 use super::PULL_BACK_STRICT_NS;
 use super::between_hosts::wake_leavers;
-use super::halves::{Limits, carry_out, freeze, look_at_rx, look_at_tx};
+use super::halves::{Limits, carry_out, freeze, look_at_rx, look_at_tx, pin};
 use crate::channel::Channel;
 use crate::log::debug_log;
 use crate::sets::sets;
@@ -84,7 +84,8 @@ impl Departure {
                 tx.end.switch.peer_left();
             }
             let ack = load_ack(tx.words);
-            let view = look_at_tx(&mut tx, Some(seen.0));
+            pin(&mut tx);
+            let view = look_at_tx(&tx, Some(seen.0));
             let Ok(view) = view.asked_by(ack, &tx.end.switch) else {
                 let _ = corrupt(s, fd);
                 return Moved::Broken;
@@ -124,7 +125,8 @@ impl Departure {
         peer: Peer,
     ) -> Result<RxView, Corrupt> {
         let s = self.held.0;
-        self.never_armed |= h.end.unsettled;
+        // (A call of before the attachment that ends later arms nothing any more.)
+        self.never_armed |= core::mem::take(&mut h.end.unsettled);
         h.end.switch.ack_seen(seen_ack);
         if peer == Peer::Left {
             h.end.switch.peer_left();

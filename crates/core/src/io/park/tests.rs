@@ -8,6 +8,7 @@ use crate::io::kept::{
     sweep_in_time, waits_elsewhere,
 };
 use crate::io::leave::close_spare;
+use crate::io::need_kernel::need_kernel;
 use crate::path::tests::{A, C, End, promoted_within_the_host, talk};
 use crate::socket::NONE;
 use netacc_proto::lives::Word;

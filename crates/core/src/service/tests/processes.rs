@@ -157,6 +157,7 @@ fn on_the_ring(of: &Socket) -> &'static Socket {
             linger: None,
             probed: None,
             told_left: false,
+            paused: false,
             switches: crate::inject::Switches::new(),
         });
         s.rx.get().write(RxEnd {
@@ -168,6 +169,7 @@ fn on_the_ring(of: &Socket) -> &'static Socket {
             read_until: 0,
             asked_back: false,
             resets: false,
+            paused: false,
         });
         let mut peer =
             Producer::new(NonNull::from(rx_words), at(o.rx_ring), o.rx_bytes as usize, 0);
