@@ -4,10 +4,11 @@
 //! of a channel. What a path must give, and how one is added, is in `docs/design/paths.md`; who
 //! finds peers for it and agrees with them is its agent ([`crate::agent`]).
 //!
-//! All that tells one path from another stands here: an answer for each path ([`PathId::traits`]),
-//! and calls that are dispatched by `match`. Nothing else names a path but its own files,
-//! `engines`, which polls, `lifecycle`, which registers its agent and has RDMA finish at the end of
-//! the process, and `candidates`, which knows whom a device may serve.
+//! What tells one path from another stands here: an answer for each path ([`PathId::traits`]), and
+//! calls that are dispatched by `match`. A path that is polled also has arms in `engines`, and
+//! [`Channel::peers`](crate::channel::Channel::peers) tells a thread that polls where the peer is.
+//! Otherwise a path is named by its own files, by `lifecycle`, which registers its agent, and by
+//! what one path alone has, as fast connect is shared memory's.
 
 use crate::outside::{self, Outside};
 use crate::wire::{Wire, parting};
