@@ -1,6 +1,7 @@
 //! The agents: who finds the other end of a connection, makes sure of it, and agrees with it on a
-//! path. Each path has one (`service` that of shared memory, `remote` that of RDMA), registered
-//! once. They do not know each other, and nothing below them knows more of them than this page.
+//! path. Each path has one, which is registered once: `service` for shared memory, `remote` for
+//! RDMA, `utcp` for TCP in user space. The modules below them know no more of them than this page,
+//! and they speak to each other by it alone.
 //!
 //! Every function may be called by any thread of the application's, under no lock but those of a
 //! connection's ends, and does not wait for a peer. An agent leaves what it has agreed on as an

@@ -1,14 +1,14 @@
-//! The one helper thread of a process with candidate connections, and what application threads ask
-//! of it.
+//! Within the host: the thread "netacc", and what application threads ask of it. (Other paths have
+//! threads of their own; ARCHITECTURE.md lists all of them.)
 //!
-//! The thread ("netacc", every signal blocked) sleeps in epoll_wait until a peer's message, a new
-//! peer or an application thread wakes it; it has a timeout only while something is due: in the
-//! second after a connection was noted, while a link or a proof is awaited, while bytes are held
-//! back or lie unread. It owns the agreement ([`crate::rendezvous`]) and touches the data of a
-//! connection only where its own threads do not come: it sends what was held back for too long, and
-//! serves a pull-back. Of that it sends again what there is room for, and leaves the rest to a
-//! passing helper ("netacc-pull"), because that may take as long as a reader is slow. One helper
-//! serves all of them in turn, so that none waits for another's reader.
+//! The thread blocks every signal, and sleeps in epoll_wait until a peer's message, a new peer or
+//! an application thread wakes it. It has a timeout only while something is due: in the second
+//! after a connection was noted, while a link or a proof is awaited, while bytes are held back or
+//! lie unread. It owns the agreement ([`crate::rendezvous`]). It touches the data of a connection
+//! only where the application's threads do not come: it sends what was held back for too long, and
+//! serves a pull-back. Of a pull-back it sends again what there is room for, and leaves the rest to
+//! a passing thread ("netacc-pull"), because that may take as long as a reader is slow. One such
+//! thread serves all pull-backs in turn, so that none waits for another's reader.
 //!
 //! Application threads take the same lock for the few microseconds that it takes to note a socket;
 //! with their signals blocked, so that no handler can come in between and want it too.

@@ -1,5 +1,7 @@
-//! The table of options: each is declared once, here. Parser, `netacc_run --help`, the man pages
-//! and the sample file are written from it or checked against it.
+//! The table of options. A new option is declared here: name, default, range, letter, text. The
+//! parser of the file, the man pages and the sample file follow from that. By hand come its field
+//! in `config.rs` and its place in `netacc_run --help` (`ORDER` in `crates/tools/src/options.rs`),
+//! which tests compare with this table; CONTRIBUTING.md has the whole list.
 
 use alloc::format;
 use alloc::string::{String, ToString};

@@ -13,7 +13,8 @@ use core::ffi::c_int;
 use core::sync::atomic::Ordering::*;
 use netacc_control::stats::Reason;
 
-/// The connection `fd` is about to get a name among 0, 1 and 2. False: it has to be the kernel's.
+/// The connection `fd` is about to be duplicated onto 0, 1 or 2. False: the caller has to make it
+/// the kernel's first.
 pub(crate) fn onto(fd: c_int) -> bool {
     let Some((s, g)) = fd_table::socket(fd) else { return false };
     if process::in_vfork_child() {
@@ -31,14 +32,15 @@ pub(crate) fn onto(fd: c_int) -> bool {
     true
 }
 
-/// A connection that this process has from another one is about to have the name `fd`.
+/// This process takes over a connection that another one made, under the number `fd`.
 pub(super) fn named(s: &Socket, fd: c_int) {
     if (0..=2).contains(&fd) {
         s.raise(flag::STDIO);
     }
 }
 
-/// A descriptor of `s` was closed; `fd` is another one. True: it is counted anew, or need not be.
+/// A descriptor of `s` was closed, and `fd` is another one that it still has. If none of them is 0,
+/// 1 or 2 any more, its bytes are counted anew, and it is a candidate like any other.
 pub(crate) fn after_close(s: &'static Socket, g: u16, fd: c_int) {
     let mut on = false;
     fd_table::for_each(|n, entry| {
@@ -50,8 +52,8 @@ pub(crate) fn after_close(s: &'static Socket, g: u16, fd: c_int) {
     }
 }
 
-/// A candidate's bytes are from here on what the kernel says. False: calls are under way on it, or
-/// it is none.
+/// Takes over the kernel's counts of a candidate's bytes. False: `s` is no candidate, or a call is
+/// under way on it whose bytes neither count would have.
 pub(super) fn recount(s: &'static Socket, fd: c_int) -> bool {
     let me = process::tid();
     if s.tx_lock.owner() == me
@@ -61,7 +63,7 @@ pub(super) fn recount(s: &'static Socket, fd: c_int) -> bool {
         return false;
     }
     let counted = {
-        // Who ends a call counts under them.
+        // The end of a call counts its bytes under these locks.
         let _locks = (lock_end(&s.tx_lock), lock_end(&s.rx_lock));
         let idle = s.tx_inflight.load(SeqCst) == 0 && s.rx_inflight.load(SeqCst) == 0;
         let moved = idle.then(|| carrier::settled_counts(fd, s.has(flag::CONNECTOR))).flatten();

@@ -49,8 +49,7 @@ pub unsafe fn recvfrom(
     // SAFETY: the caller's promise.
     unsafe { crate::io::recvfrom(fd, buf.cast(), len, flags, addr, addr_len) }
 }
-/// `recvmsg`. Also clears stale table entries of descriptors received by SCM_RIGHTS when told by
-/// [`on_recvmsg`].
+/// `recvmsg`. Where this answers `PASS` the hook calls the next symbol, and then [`on_recvmsg`].
 ///
 /// # Safety
 /// As for recvmsg(2).

@@ -1,4 +1,5 @@
-//! The last close of a connection, and which path a shutdown of one takes.
+//! A close of one of a connection's descriptors (how the last one takes the connection apart is
+//! `last_close.rs`), a shutdown, and what is still said for a connection when the process ends.
 //!
 //! ```text
 //! close ── other names are left: renamed, or only closed (a child's names are its maker's)
@@ -70,7 +71,8 @@ pub(crate) fn close(s: &'static Socket, g: u16, fd: c_int, kernel_too: bool) -> 
     let_go(s, g, fd, kernel_close)
 }
 
-/// The same of one whose carrier may be kept, or has another name.
+/// As [`close`], of the last descriptor of a connection that fast connect may keep: its carrier may
+/// go to a later connection, or has a number of the library's besides.
 #[cold]
 #[inline(never)]
 fn close_life(s: &'static Socket, g: u16, fd: c_int, kernel_too: bool) -> Ret {
@@ -98,7 +100,7 @@ fn rename(s: &'static Socket, fd: c_int, other: c_int) {
     agent::renamed(s);
 }
 
-/// A connection that the application has not been given yet is closed.
+/// Closes a connection that the application has not been given yet.
 pub(crate) fn close_of(fd: c_int) -> Ret {
     let raw = fd_table::raw(fd);
     match fd_table::decode(raw) {
@@ -119,9 +121,9 @@ pub(crate) fn shutdown_of(fd: c_int, how: c_int) -> Ret {
         match s.state.now() {
             State::Attached => return super::shutdown(s, g, fd, how),
             State::Changing if await_change(s) => {}
-            // Half a connection is not worth an agreement where its end cannot be said in the ring.
+            // On such a path the ring cannot say that one direction has ended: no agreement.
             State::Candidate if !s.path().is_shared() => make_plain(s, Reason::Disconnected),
-            // Which path it is for is asked only if something is left of it.
+            // The addresses are looked up only if one direction goes on.
             State::Candidate if s.is_new() && how != libc::SHUT_WR && !s.is_inherited() => {
                 if how == libc::SHUT_RDWR || !look_up(s, g, fd) {
                     make_plain(s, Reason::Disconnected);
@@ -137,8 +139,8 @@ pub(crate) fn shutdown_of(fd: c_int, how: c_int) -> Ret {
     }
 }
 
-/// The process ends in order: what the kernel will close with bytes unread in a ring is to be
-/// reset.
+/// The process ends in order, and the kernel is about to close `fd`. If bytes lie unread in the
+/// ring the connection has to end in a reset, of which the kernel knows nothing by itself.
 pub(crate) fn at_exit(s: &'static Socket, fd: c_int) {
     // Never waits: another thread may hold the end for ever.
     if !s.is(State::Attached) || s.rx_lock.owner() != 0 || s.tx_lock.owner() != 0 {

@@ -10,6 +10,25 @@
 //! The kernel's socket cannot be given an error. So it is shut down, which wakes all who wait and
 //! ends both directions, and the error is the library's ([`flag::RESET`]): told once, as any
 //! (tcp(7)), behind all that the peer has sent.
+//!
+//! What happens when a peer process of this host is killed, in order:
+//!
+//! 1. Its kernel closes its descriptors, in any order. A carrier ends by a FIN, or by a reset if
+//!    bytes were unread in the kernel. The control link ends, too.
+//! 2. The thread "netacc" sees the end of the link (`rendezvous/control_link.rs`, `end_link`). It
+//!    marks the channel as dead, and wakes whoever waits on it (`wait::channel_died`).
+//! 3. For each connection of the channel (`service.rs`, `watch_carriers`) the thread has the
+//!    carrier's end reported to it (`leave/serve.rs`, `watch_carrier`). While the peer's process
+//!    may still be closing its descriptors, at most 100 ms, it does no more (`may_end`).
+//! 4. When a carrier ends (`hear_carrier`), [`is_reset`] looks whether bytes of ours lie unread in
+//!    the ring: then the connection counts as reset. Calls, waits and epoll sets ask the same for
+//!    themselves, as soon as they see the carrier's end.
+//! 5. If the carrier lives on, a forked child of the peer's has it. What is sent from here on goes
+//!    over the carrier (`leave_dead_channel`).
+//! 6. A receiver reads what the peer had put into the ring, then the end or the error
+//!    (`receive_once.rs`, `carrier_ended`). A sender gets the error once ([`send_broken`]).
+//! 7. The application closes the connection. When the last one has left it, the dead link's place
+//!    serves another peer (`control_link.rs`, `recycle`).
 
 use super::ECONNRESET;
 use super::ends::hold_tx;
