@@ -13,7 +13,7 @@ use crate::{candidates, process, signals, sleep, sys, user};
 use core::ffi::{c_int, c_void};
 use libc::{iovec, msghdr, sockaddr, socklen_t};
 
-/// Of a call that has begun: nothing was done, it is to be dispatched.
+/// A call that has begun on the fast way has this result when it did nothing: `dispatch` does it.
 const AGAIN: Ret = sleep::NOT_BEGUN;
 const EAGAIN: Ret = -(libc::EAGAIN as Ret);
 const ECONNRESET: Ret = -(libc::ECONNRESET as Ret);
@@ -21,13 +21,13 @@ const ECONNRESET: Ret = -(libc::ECONNRESET as Ret);
 const SEND_FLAGS: c_int = PLAIN_FLAGS | libc::MSG_MORE;
 /// Of these, those under which they are published at once.
 const PLAIN_FLAGS: c_int = libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL | libc::MSG_EOR;
-/// A call that finds the ring empty asks the carrier at most so often: a system call, for which
-/// others wait on a busy machine. (An end that the peer's process has said in shared memory needs
-/// no question.)
+/// The shortest time between two questions to the carrier by calls that find the ring empty. Each
+/// question is a system call, and on a busy machine other threads wait for it. (No question is
+/// needed for an end that the peer's process has said in shared memory.)
 const ASK_CARRIER_NS: u64 = 1_000_000;
-/// As above, where the socket is in an epoll set, whose waits bring the carrier's news.
+/// The same where the socket is in an epoll set: waits for the set bring the carrier's news.
 const ASK_CARRIER_IN_SET_NS: u64 = 10_000_000;
-/// A send that finds no room asks it at most so often (ticks: some 40 µs).
+/// The same for sends that find no room, in ticks: some 40 µs.
 const ASK_CARRIER_TICKS: u64 = 100_000;
 const EFAULT: Ret = -(libc::EFAULT as Ret);
 const EINVAL: Ret = -(libc::EINVAL as Ret);
@@ -136,7 +136,7 @@ fn who(fd: c_int) -> Who {
             State::Candidate | State::Changing | State::Left | State::Closing => {
                 Who::Candidate(s, g)
             }
-            // (Of its maker nothing is left.)
+            // (A forked child has adopted it.)
             State::Adopted if s.is_inherited() => Who::Candidate(s, g),
             State::Unconnected => who_by_now(fd),
             _ => Who::NotOurs,
@@ -182,7 +182,7 @@ fn begin(fd: c_int) -> Begun {
     }
 }
 
-/// A call that has begun has this result. `None`: it is to be dispatched all the same.
+/// A call that has begun ends with the result `r`. `None`: [`dispatch`] makes the call once more.
 #[inline(always)]
 fn end(s: &Socket, g: u16, section: Section, r: Ret) -> Option<Ret> {
     let nested = signals::leave(section);
@@ -219,9 +219,10 @@ fn dispatch(
     }
 }
 
-/// A call's result is none yet: the connection is a candidate again (between hosts), or a handler
-/// has run behind which the kernel would have begun the call again. (Inside of another call,
-/// `nested`, that one ends first. Where threads are cancelled the hook looks at that.)
+/// Whether a call with the result `r` begins anew. It does where the connection has become a
+/// candidate again (between hosts), and where a handler has run after which the kernel restarts a
+/// call. A call inside of another one (`nested`) returns first, so that the outer one can end.
+/// Where threads may be cancelled, the hook decides.
 #[cold]
 #[inline(never)]
 fn goes_on(s: &Socket, g: u16, r: Ret, nested: bool) -> bool {
@@ -343,8 +344,9 @@ pub(crate) unsafe fn recvfrom(
     dispatch(fd, Side::Receive, flags, ring, kernel)
 }
 
-/// A receive has an address to fill and none to report (move_addr_to_user). `Err`: the call's
-/// result, although its bytes are taken.
+/// Writes the length 0 where the caller of a receive has room for an address: a connected TCP
+/// socket reports none (move_addr_to_user). `Err`: the result of the call, whose bytes are taken
+/// all the same.
 unsafe fn report_no_address(len: *mut socklen_t) -> Result<(), Ret> {
     // SAFETY: the caller's length of the address.
     unsafe {

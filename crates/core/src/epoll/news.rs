@@ -4,18 +4,20 @@ use crate::channel::announce;
 use alloc::collections::TryReserveError;
 use alloc::vec::Vec;
 
-/// News of one drain, each behind its [`place_in_time`].
+/// The news of one drain: pairs of a [`place_in_time`] and the index of an item.
 pub(super) struct News {
     list: Vec<(u64, u32)>,
     near: [u32; NEAR],
 }
 
-/// Stamps that are a count lie close together. So much news is put in its place, not sorted.
+/// Stamps that count lie close together. If all are less than this apart, each is put in its place
+/// by its number, which is faster than sorting.
 const NEAR: usize = 256;
 
-/// The place in time of news with that stamp, in a set that goes by the clock or by the count of
-/// its one channel. What was stamped in the other way is from before that changed. (Stamps are the
-/// peers': they change the order alone.)
+/// The place in time of news with that stamp. A set orders its news by the clock, or by the count
+/// of its only channel. News that was stamped in the other way came before the set changed, and is
+/// older than all other. (The stamps come from peers: a wrong one changes the order, and nothing
+/// else.)
 #[inline]
 pub(super) fn place_in_time(stamp: u64, by_clock: bool) -> u64 {
     if (stamp & announce::BY_CLOCK != 0) == by_clock { stamp } else { 0 }
@@ -41,7 +43,7 @@ impl News {
         room
     }
 
-    /// Calls `f` with each, the oldest first, and holds nothing then.
+    /// Calls `f` with the index of each news, the oldest first, and is empty then.
     #[inline(always)]
     pub(super) fn take(&mut self, mut f: impl FnMut(u32)) {
         if !self.list.is_sorted_by_key(|(at, _)| *at) && !self.put_in_place() {
@@ -51,9 +53,9 @@ impl News {
         self.list.clear();
     }
 
-    /// False, and nothing is done: two have one place in time, or more than one is far from the
-    /// newest. (One alone may be: the first news in an empty set gets no stamp.) What is in order
-    /// then are the indices; the places in time are not moved along.
+    /// Puts the indices in order; the places in time stay where they are. False, with nothing
+    /// changed: two news have the same place in time, or more than one is far from the newest. (A
+    /// single one may be far: the first news in an empty set gets no stamp.)
     #[inline(never)]
     fn put_in_place(&mut self) -> bool {
         let newest = self.list.iter().fold(0, |newest, (at, _)| newest.max(*at));

@@ -87,7 +87,7 @@ fn close_life(s: &'static Socket, g: u16, fd: c_int, kernel_too: bool) -> Ret {
     })
 }
 
-/// `fd` is about to be closed: who sends on it finds `other` from here on.
+/// `fd` is about to be closed, and the connection goes on under the number `other`.
 fn rename(s: &'static Socket, fd: c_int, other: c_int) {
     let tx = lock::lock_end(&s.tx_lock);
     if s.fd.load(Relaxed) == fd || other < 0 {

@@ -21,13 +21,14 @@ use netacc_proto::rendezvous::{Message, Peers, Role};
 use netacc_rdma::Kicked;
 use netacc_verbs::fabric::Fabric as _;
 
-/// For so long the peer is waited for before an empty pair is closed.
+/// How long an empty pair waits for the peer's answer before it is closed.
 const END_NS: u64 = 1_000_000_000;
 
-/// After a failure no pair is tried for so long, doubled each time.
+/// The pause after a failure, in which no pair is tried. It doubles with each failure.
 const PAUSE_NS: u64 = 1_000_000_000;
-/// Up to that. A pair that has lived for so long has shown that pairs work. What it has moved shows
-/// nothing: small packets may come through where large ones are dropped.
+/// The longest pause. A pair that has lived for as long as this has shown that pairs work, and the
+/// next pause is the shortest again. How much the pair has carried shows nothing: small packets may
+/// come through where large ones are dropped.
 const PAUSE_MAX_NS: u64 = 60_000_000_000;
 
 /// How many pairs without connections are kept, and for how long.
@@ -56,7 +57,8 @@ fn age(l: &Link, p: &Pair) -> Age {
     (p.idle_since, l.serial, p.number)
 }
 
-/// The thread has posted itself: should the pair be lost, it looks at it in its next turn.
+/// The thread has posted something itself. If that shows that the pair is lost, the thread looks at
+/// its pairs in its next turn.
 pub(super) fn heed(posted: Kicked) {
     if matches!(posted, Kicked::Lost(_)) {
         rdma_thread::tell_of_pairs();
@@ -65,7 +67,7 @@ pub(super) fn heed(posted: Kicked) {
 
 impl Remote {
     pub(super) fn on_pair_end(&mut self, i: usize, number: u32) {
-        // An empty one ends in order, which the peer waits to hear.
+        // An empty pair ends in order, and the peer waits for our answer.
         let in_order = self
             .link(i)
             .and_then(|l| l.pair(number))
@@ -102,7 +104,7 @@ impl Remote {
         let (why, tell) =
             if was == PairState::Ending { (Reason::None, false) } else { (why, tell) };
         if let (PairState::Ready | PairState::Ending, Some((queue, _))) = (was, seat) {
-            // What has come counts.
+            // What has arrived already is taken.
             queue.drain();
             if why != Reason::None {
                 stats::count(Counter::RdmaPairsLost);
@@ -121,7 +123,7 @@ impl Remote {
         }
         let was_ready = matches!(was, PairState::Ready | PairState::Ending);
         let asked_at = SocketAddr::new(l.local, l.port);
-        // Those that are lost, or were asked for, at the same time count once.
+        // Pairs that were lost, or asked for, at the same time count as one failure.
         if now >= l.pair_after && !(was_ready && why == Reason::None) {
             l.pair_pause = (l.pair_pause * 2).clamp(PAUSE_NS, PAUSE_MAX_NS);
             l.pair_after = now + l.pair_pause;
@@ -165,7 +167,7 @@ impl Remote {
             return self.forget_lost(i, number);
         };
         if let Some((queue, tag)) = p.seat.take() {
-            // The caller's and the hub's are the only ones.
+            // Only the hub and this function hold the engine.
             drop(until_free(|| queue.hub.remove(me, tag)));
             let mut engine = engine;
             let whole = loop {
@@ -180,8 +182,8 @@ impl Remote {
                 context.flush(&whole);
             }
             let parts = whole.dismantle(p.pair.take());
-            // A device may still write where something could not be closed: that memory serves
-            // nobody any more.
+            // If something could not be closed the device may still write into that memory: it is
+            // never used again.
             if parts.error.is_none() {
                 p.rings = parts.rings;
             } else {
@@ -340,7 +342,7 @@ impl Remote {
         }
     }
 
-    /// Both ends have closed a lane.
+    /// Both ends have closed a lane: takes its rings back.
     pub(super) fn take_back(&mut self, i: usize, number: u32, lane: u16) {
         let me = process::tid();
         let Some(l) = self.link_mut(i) else { return };
@@ -364,7 +366,7 @@ impl Remote {
         }
     }
 
-    /// Something happens to a slot; `token` is the connection that the peer names.
+    /// Applies an event to a slot. `token` says which connection the peer means.
     pub(super) fn slot_is(
         &mut self,
         i: usize,
@@ -420,7 +422,7 @@ impl Remote {
             self.serve_waiting(i);
             self.want_pairs(i);
         }
-        // Once for all that end at the same time: pairs that are empty now, links that are gone.
+        // Empty pairs and links that are gone are looked at once, for all that end now.
         self.at(now);
     }
 }
