@@ -264,17 +264,17 @@ pub(crate) fn look_up(s: &'static Socket, g: u16, fd: c_int) -> bool {
 /// processes some ten microseconds, which a connection of one request and one reply never gets
 /// back.
 pub(crate) const NOTED_AFTER: u32 = 3;
-/// What shows that a new candidate lives: a second request, or that more goes to and fro than one
-/// request and one reply that take some calls each (header, then body).
-const LIVES_AFTER_TURNS: u32 = 3;
-const LIVES_AFTER_CALLS: u32 = 8;
-const LIVES_AFTER_BYTES: u64 = 64 << 10;
+/// What shows that a new candidate is *in use* (that it lives): a second request, or more bytes or
+/// calls than one request and one reply, which may take some calls each (header, then body).
+const IN_USE_AFTER_TURNS: u32 = 3;
+const IN_USE_AFTER_CALLS: u32 = 8;
+const IN_USE_AFTER_BYTES: u64 = 64 << 10;
 
-/// A call on a new candidate, its so many-th, has moved bytes: whether it lives.
-pub(crate) fn lives(s: &Socket, sends: bool, calls: u32) -> bool {
-    s.count_turn(sends) >= LIVES_AFTER_TURNS
-        || calls >= LIVES_AFTER_CALLS
-        || s.tx_bytes.load(Relaxed) + s.rx_bytes.load(Relaxed) >= LIVES_AFTER_BYTES
+/// Whether a new candidate is in use, now that its `calls`-th call has moved bytes.
+pub(crate) fn is_in_use(s: &Socket, sends: bool, calls: u32) -> bool {
+    s.count_turn(sends) >= IN_USE_AFTER_TURNS
+        || calls >= IN_USE_AFTER_CALLS
+        || s.tx_bytes.load(Relaxed) + s.rx_bytes.load(Relaxed) >= IN_USE_AFTER_BYTES
 }
 
 /// A candidate's peer can find this process, or is looked for.

@@ -356,7 +356,7 @@ fn is_due(s: &'static Socket, flags: u32) -> bool {
 
 /// A call on a candidate has moved bytes. What comes of that, in this order, and each only when the
 /// one before has let it pass: it is this process's alone (adoption); it is due; both ends have
-/// agreed, or there is no path: attached, or on to the next; it lives, and is looked up; it is
+/// agreed, or there is no path: attached, or on to the next; it is in use, and is looked up; it is
 /// waited for where the library sees it; its agent hears that it is used.
 #[cold]
 #[inline(never)]
@@ -413,7 +413,7 @@ pub(super) fn after_candidate_call(
     let mut calls = s.calls.load(Relaxed).wrapping_add(1);
     if s.is_new() {
         s.calls.store(calls, Relaxed);
-        if !candidates::lives(s, side == Side::Send, calls) || !candidates::look_up(s, g, fd) {
+        if !candidates::is_in_use(s, side == Side::Send, calls) || !candidates::look_up(s, g, fd) {
             return;
         }
         // However many there were: from here on it is known.
