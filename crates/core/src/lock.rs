@@ -189,7 +189,7 @@ fn lock_end_slow(lock: &EndLock, tid: u32) -> Option<(EndGuard<'_>, bool)> {
         {
             return Waited::Retry;
         }
-        let lives = process::thread_lives(owner).unwrap_or_else(|| {
+        let lives = process::thread_is_alive(owner).unwrap_or_else(|| {
             // A thread in another PID namespace holds it for the microseconds in which its process
             // gives it up, or was killed.
             let now = sys::now_ns();

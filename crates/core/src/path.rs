@@ -190,12 +190,12 @@ impl PathId {
     }
 
     /// In a forked child: whether the maker of a connection goes on with it.
-    pub(crate) fn maker_lives(self, maker: u32) -> bool {
+    pub(crate) fn maker_is_alive(self, maker: u32) -> bool {
         match self {
-            PathId::Rdma => rdma_thread::lives(maker),
-            PathId::Tcp | PathId::Shm | PathId::Utcp => process::lives(maker),
+            PathId::Rdma => rdma_thread::is_alive(maker),
+            PathId::Tcp | PathId::Shm | PathId::Utcp => process::is_alive(maker),
             #[cfg(test)]
-            PathId::Loop => process::lives(maker),
+            PathId::Loop => process::is_alive(maker),
         }
     }
 }

@@ -177,15 +177,15 @@ pub(crate) fn forked() {
     give_turn();
 }
 
-/// Whether a process of the family lives. (Nobody can tell of one in another PID namespace: it
-/// does.)
-pub(crate) fn lives(other: u32) -> bool {
+/// Whether a process of the family is alive. (Nobody can tell of one in another PID namespace: it
+/// counts as alive.)
+pub(crate) fn is_alive(other: u32) -> bool {
     (other ^ id()) & MARK != 0 || sys::alive(other & !MARK)
 }
 
-/// Whether the thread that holds a lock of the family's lives. `None`: it is in another PID
+/// Whether the thread that holds a lock of the family's is alive. `None`: it is in another PID
 /// namespace, and nobody can tell.
-pub(crate) fn thread_lives(id: u32) -> Option<bool> {
+pub(crate) fn thread_is_alive(id: u32) -> Option<bool> {
     ((id ^ THREAD_MARK.load(Relaxed)) & MARK == 0).then(|| sys::alive(id & !MARK))
 }
 

@@ -192,10 +192,10 @@ fn parent(id: u32) -> Option<&'static Parent> {
 }
 
 /// In a forked child: whether the process `maker` can still be called.
-pub(crate) fn lives(maker: u32) -> bool {
+pub(crate) fn is_alive(maker: u32) -> bool {
     let Some(life) = parent(maker).map(|p| p.life.load(Acquire)) else { return false };
     // (It is readable when the process has ended. Without one: Linux before 5.3.)
-    if life >= 0 { sys::poll_now(life, libc::POLLIN) == 0 } else { process::lives(maker) }
+    if life >= 0 { sys::poll_now(life, libc::POLLIN) == 0 } else { process::is_alive(maker) }
 }
 
 /// Whether every child that has a connection which this process has made after `forks` forks can

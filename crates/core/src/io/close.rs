@@ -62,7 +62,7 @@ pub(crate) fn close(s: &'static Socket, g: u16, fd: c_int, kernel_too: bool) -> 
         adoption::exec::family_ended(s, fd, s.is(State::Left));
     }
     // A child takes apart only what its maker has left to it, by a close or by its end.
-    if s.is_inherited() && s.fd.load(Acquire) >= 0 && process::lives(s.owner.load(Relaxed)) {
+    if s.is_inherited() && s.fd.load(Acquire) >= 0 && process::is_alive(s.owner.load(Relaxed)) {
         return kernel_close();
     }
     if s.life.load(Relaxed) != 0 {

@@ -26,7 +26,7 @@ pub(crate) fn await_change(s: &Socket) -> bool {
         }
         sys::sched_yield();
         // A forked child has no other way to hear that its parent was killed there.
-        let over = || !s.path().maker_lives(s.owner.load(Relaxed));
+        let over = || !s.path().maker_is_alive(s.owner.load(Relaxed));
         if n.is_multiple_of(10_000) && s.is_inherited() && over() {
             s.state.change(State::Changing, Event::Refused);
         }
@@ -44,7 +44,7 @@ pub(crate) fn await_close(s: &Socket) {
             continue;
         }
         sys::sched_yield();
-        if n.is_multiple_of(10_000) && !process::lives(s.owner.load(Relaxed)) {
+        if n.is_multiple_of(10_000) && !process::is_alive(s.owner.load(Relaxed)) {
             s.state.change(State::Closing, Event::Refused);
         }
     }

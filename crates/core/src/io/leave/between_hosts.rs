@@ -39,7 +39,7 @@ pub(in crate::io) fn to_kernel_between_hosts(
         // As soon as the peer's reader lets it, which may take as long as with TCP; but its maker
         // has to live.
         let abandoned = inherited
-            && !s.path().maker_lives(s.owner.load(Relaxed))
+            && !s.path().maker_is_alive(s.owner.load(Relaxed))
             && s.is(State::Attached)
             && s.generation16() == g;
         let left = until.saturating_sub(sys::now_ns());
@@ -86,7 +86,7 @@ pub(in crate::io) fn await_carrier(
             // (What it did before it ended is seen then.)
             State::Attached
                 if inherited
-                    && !s.path().maker_lives(s.owner.load(Relaxed))
+                    && !s.path().maker_is_alive(s.owner.load(Relaxed))
                     && s.is(State::Attached)
                     && s.generation16() == g =>
             {
