@@ -5,7 +5,7 @@ use crate::fd_table::{self, Entry};
 use crate::outcome::{PASS, Ret};
 use crate::rendezvous::marks;
 use crate::socket::{self, Named, State, flag, harmless};
-use crate::{agent, config, fast, introspect, io, policy, syn, sys, unconnected, user};
+use crate::{agent, config, fast, introspect, io, packet_policy, syn, sys, unconnected, user};
 use core::ffi::{c_int, c_void};
 use core::sync::atomic::{AtomicI64, Ordering::*};
 use libc::{socklen_t, timeval};
@@ -200,7 +200,7 @@ pub(crate) unsafe fn on_setsockopt(
     if level == libc::IPPROTO_TCP && name == libc::TCP_FASTOPEN_CONNECT {
         unconnected::note_opens_later();
     }
-    if policy::is_about(level, name) {
+    if packet_policy::is_about(level, name) {
         on_policy(fd);
     }
     if level != libc::SOL_SOCKET {
@@ -285,7 +285,7 @@ fn on_policy(fd: c_int) {
     if !socket::await_change(s) || s.path().is_shared() {
         return;
     }
-    match policy::of(fd, s.tuple().local().ip()) {
+    match packet_policy::of(fd, s.tuple().local().ip()) {
         Ok(asked) if asked.key() == s.asked.load(Relaxed) => {}
         // Its next calls ask for an agreement anew, or hear why there is none.
         _ if s.is(State::Candidate) => s.lower(flag::NOTED),

@@ -442,7 +442,7 @@ mod tests {
         let any: IpAddr = local.parse().unwrap();
         let socket = std::net::UdpSocket::bind((any, 0)).unwrap();
         socket.connect((peer, 9)).unwrap();
-        crate::policy::of(socket.as_raw_fd(), any).unwrap().mtu
+        crate::packet_policy::of(socket.as_raw_fd(), any).unwrap().mtu
     }
 
     fn way(local: &str, peer: &str) -> Way {

@@ -66,8 +66,8 @@ use crate::agent::{Agent, Ending, Noted, Used};
 use crate::candidates::NOTED_AFTER;
 use crate::channel::Channel;
 use crate::inbox::{Inbox, Starter};
+use crate::packet_policy::Asked;
 use crate::path::PathId;
-use crate::policy::Asked;
 use crate::rdma_thread::{self, BELL, RUNNING, WOKEN, is_running, wake};
 use crate::socket::{Socket, State, flag, offered};
 use crate::tuple_table::Table;
@@ -267,7 +267,7 @@ impl Agent for BetweenHosts {
         {
             return Noted::No;
         }
-        let asked = match crate::policy::of(call.fd, s.tuple().local().ip()) {
+        let asked = match crate::packet_policy::of(call.fd, s.tuple().local().ip()) {
             Ok(asked) => asked,
             Err(why) => return Noted::Never(why),
         };

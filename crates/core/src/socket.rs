@@ -186,7 +186,8 @@ pub(crate) struct Socket {
     // Rare.
     /// The number of its ring in its maker's trace ([`Socket::trace`]); 0: none.
     pub(crate) ring: AtomicU32,
-    /// What it asked of its packets when a pair was sought for it ([`crate::policy::Asked::key`]).
+    /// What it asked of its packets when a pair was sought for it
+    /// ([`crate::packet_policy::Asked::key`]).
     pub(crate) asked: AtomicU32,
     /// Between hosts: it has filled a small ring, and is to have a whole one.
     pub(crate) fills: AtomicBool,

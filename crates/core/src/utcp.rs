@@ -22,7 +22,7 @@ use crate::log::warn_log;
 use crate::outside::{self, ASLEEP, BELL, CHILD, LEAVING, RUNNING, WOKEN, is_running, wake};
 use crate::path::{Far, PathId};
 use crate::socket::{Socket, State, flag, offered};
-use crate::{fd_table, host, numbers, policy, process, sys, thread};
+use crate::{fd_table, host, numbers, packet_policy, process, sys, thread};
 use alloc::vec::Vec;
 use core::ffi::{c_int, c_void};
 use core::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, AtomicU64, Ordering::*};
@@ -219,7 +219,7 @@ impl Agent for UserSpace {
         if call.calls < NOTED_AFTER || s.has(flag::NOTED) {
             return Noted::No;
         }
-        let asked = match policy::of(call.fd, s.tuple().local().ip()) {
+        let asked = match packet_policy::of(call.fd, s.tuple().local().ip()) {
             Ok(asked) if asked.interface == 0 => asked.key(),
             Ok(_) => return Noted::Never(Reason::KernelPolicy),
             Err(why) => return Noted::Never(why),

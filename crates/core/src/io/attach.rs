@@ -12,7 +12,7 @@ use crate::log::debug_log;
 use crate::sets::sets;
 use crate::socket::{self, Event, Offer, RxEnd, Socket, State, TxEnd, flag, offered};
 use crate::trace::Event as Trace;
-use crate::{agent, carrier, config, policy, process};
+use crate::{agent, carrier, config, packet_policy, process};
 use core::ffi::c_int;
 use core::ptr::NonNull;
 use core::sync::atomic::Ordering::*;
@@ -177,7 +177,7 @@ fn why_not(s: &'static Socket, g: u16, fd: c_int, moved: &Counted, asked: u32) -
     if s.path().is_shared() {
         return None;
     }
-    match policy::of(fd, s.tuple().local().ip()) {
+    match packet_policy::of(fd, s.tuple().local().ip()) {
         Ok(now) => (now.key() != asked).then_some(Not::Now(Reason::KernelPolicy)),
         Err(why) => Some(Not::Ever(why)),
     }

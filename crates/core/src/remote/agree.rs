@@ -8,8 +8,8 @@ use crate::agent::reason_of;
 use crate::channel::{BY_KERNEL, Channel, ChannelMem};
 use crate::lock::lock_end;
 use crate::log::{debug_log, warn_of_peer};
+use crate::packet_policy::{self, Asked};
 use crate::path::{Far, PathId};
-use crate::policy::{self, Asked};
 use crate::socket::{Socket, State, flag, offered};
 use crate::syn::Said;
 use crate::tuple_table::Key;
@@ -484,7 +484,7 @@ impl Remote {
             return;
         }
         let mine = self.accepted.get(waiting).map_or(0, |(_, m)| m.asked.class);
-        let Some(class) = policy::common_class(mine, theirs.class) else {
+        let Some(class) = packet_policy::common_class(mine, theirs.class) else {
             return self.decline(waiting, candidate, Reason::KernelPolicy);
         };
         let lane = if self.is_busy(i) { None } else { self.free_lane(i, class) };

@@ -11,7 +11,7 @@ use super::shares::PART;
 use super::{Remote, close_own};
 use crate::carrier::{self, sockaddr};
 use crate::log::debug_log;
-use crate::policy::Asked;
+use crate::packet_policy::Asked;
 use crate::reach::{self, Reach, Way};
 use crate::socket::Socket;
 use crate::sys;

@@ -13,7 +13,7 @@ use crate::log::debug_log;
 use crate::socket::{Offer, State, flag, offered};
 use crate::syn::Said;
 use crate::tuple_table::Key;
-use crate::{policy, rdma_thread, stats, sys, trace};
+use crate::{packet_policy, rdma_thread, stats, sys, trace};
 use core::ptr::NonNull;
 use core::sync::atomic::Ordering::*;
 use netacc_control::stats::{Counter, Reason};
@@ -63,7 +63,7 @@ impl Remote {
         let Some(l) = self.link(i) else { return false };
         l.conns.get(slot).is_some_and(|c| {
             let theirs = c.theirs.map_or(0, |t| t.class);
-            l.pair(c.pair).map(|p| p.class) == policy::common_class(m.asked.class, theirs)
+            l.pair(c.pair).map(|p| p.class) == packet_policy::common_class(m.asked.class, theirs)
         })
     }
 

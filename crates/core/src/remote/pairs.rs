@@ -18,7 +18,7 @@ use crate::log::debug_log;
 use crate::queues::{PairContext, Queue};
 use crate::rdma_thread::wake;
 use crate::socket::Socket;
-use crate::{config, policy, process, stats, sys, thread, wire};
+use crate::{config, packet_policy, process, stats, sys, thread, wire};
 use alloc::boxed::Box;
 use alloc::sync::Arc;
 use alloc::vec::Vec;
@@ -166,7 +166,7 @@ impl Remote {
         if l.pair(asked.pair).is_some()
             || asked.lanes == 0
             || usize::from(asked.lanes) > netacc_rdma::LANES_MAX
-            || asked.class & policy::ECN != 0
+            || asked.class & packet_policy::ECN != 0
         {
             return Err(Fault::Malformed);
         }

@@ -1,9 +1,9 @@
 //! Whether the kernel does something with a connection's packets that a device would not: by the
-//! ways that lead to the peer, and what the connection's socket says ([`crate::policy`]).
+//! ways that lead to the peer, and what the connection's socket says ([`crate::packet_policy`]).
 
 use super::Remote;
 use super::link::{Link, Packets};
-use crate::policy::{self, Asked};
+use crate::packet_policy::{self, Asked};
 use crate::socket::Socket;
 use crate::tuple_table::Key;
 use crate::{config, sys};
@@ -26,7 +26,7 @@ fn mtu_of(l: &Link) -> u32 {
     if let Some(mtu) = PRETENDED_MTU.get() {
         return mtu;
     }
-    policy::mtu_of(l.fd, l.local)
+    packet_policy::mtu_of(l.fd, l.local)
 }
 
 impl Remote {
@@ -44,7 +44,8 @@ impl Remote {
         }
         let fd = s.fd.load(Relaxed);
         // (The program may close it meanwhile: then its number is another one's, or nobody's.)
-        let is_wrapped = self.is_wrapped((local, peer), asked.mtu, || policy::mtu_of(fd, local));
+        let is_wrapped =
+            self.is_wrapped((local, peer), asked.mtu, || packet_policy::mtu_of(fd, local));
         let way = self.way(local, peer)?;
         let is_free = [0, way.out].contains(&asked.interface);
         match asked.interface {

@@ -4,7 +4,7 @@ use super::super::policy::{LOOK_NS, PRETENDED_MTU};
 use super::*;
 use crate::channel::Side;
 use crate::options;
-use crate::policy::SO_BINDTOIFINDEX;
+use crate::packet_policy::SO_BINDTOIFINDEX;
 use crate::reach::{PRETENDED, Way};
 use netacc_control::config::Config;
 use netacc_control::stats::Counter;
@@ -285,7 +285,7 @@ fn the_priority_of_a_class_is_no_other_wish() {
     let e = &rig.conns[i][C];
     for class in (0..=252u64).step_by(4) {
         set(&rig, i, C, TOS, class);
-        let asked = crate::policy::of(e.fd, rig.hosts[0].address).unwrap();
+        let asked = crate::packet_policy::of(e.fd, rig.hosts[0].address).unwrap();
         assert_eq!(u64::from(asked.class), class);
     }
     rig.finish();
@@ -301,7 +301,7 @@ fn the_priority_of_ip_tos_is_no_other_wish_on_ipv6_either() {
     let set = |(level, name): (c_int, c_int), value: c_int| {
         assert_eq!(sys::setsockopt(fd, level, name, &value), 0);
     };
-    let of = || crate::policy::of(fd, "::1".parse().unwrap());
+    let of = || crate::packet_policy::of(fd, "::1".parse().unwrap());
     set(TOS, 8);
     let mut priority: c_int = 0;
     assert!(sys::getsockopt(fd, PRIORITY.0, PRIORITY.1, &mut priority) >= 0);
@@ -334,9 +334,9 @@ fn few_hops_and_headers_of_its_own_are_another_wish_on_ipv6_too() {
             sys::setsockopt(fd, libc::IPPROTO_IPV6, name, &(value as c_int))
         };
         assert!(set == 0 || (value == padding && sys::geteuid() != 0), "{name}");
-        let of = crate::policy::of(fd, "::1".parse().unwrap());
+        let of = crate::packet_policy::of(fd, "::1".parse().unwrap());
         assert_eq!(of.err(), (other && set == 0).then_some(Reason::KernelPolicy), "{name} {value}");
-        assert!(crate::policy::is_about(libc::IPPROTO_IPV6, name));
+        assert!(crate::packet_policy::is_about(libc::IPPROTO_IPV6, name));
     }
 }
 
