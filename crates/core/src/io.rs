@@ -43,6 +43,7 @@ mod ends;
 mod file;
 mod held_back;
 mod kept;
+mod kernel_exit;
 mod last_close;
 mod leave;
 mod linger;
@@ -81,8 +82,8 @@ pub(crate) use kept::{
     end_listener, find_taken, give_up_listener, hear_taken, is_taken, on_ring, serves,
     share_listener, sweep_in_time, waits_elsewhere,
 };
+pub(crate) use kernel_exit::{Came, Went, give_back_to_kernel, take_out_of_kernel};
 pub(crate) use leave::between_hosts::wake_leavers;
-pub(crate) use leave::outside::{Came, Went, enter_kernel, leave_kernel};
 #[cfg(test)]
 pub(crate) use leave::pause::{pause, resume};
 pub(crate) use leave::serve::{

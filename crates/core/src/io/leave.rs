@@ -25,7 +25,6 @@ use netacc_proto::switchover::{
 
 pub(crate) mod between_hosts;
 mod halves;
-pub(crate) mod outside;
 pub(crate) mod pause;
 pub(crate) mod serve;
 pub(crate) mod step;

@@ -284,7 +284,7 @@ impl Owned {
             return self.again(slot, pause.max(AGAIN_NS));
         }
         let (device, channel) = (self.device, self.channel);
-        let went = io::leave_kernel(s, s.generation16(), device, |fd| {
+        let went = io::take_out_of_kernel(s, s.generation16(), device, |fd| {
             // (What the kernel has to send, and a ring, have room in the engine's buffer.)
             let mut queued: c_int = 0;
             let _ = sys::ioctl(fd, libc::TIOCOUTQ as usize, &mut queued as *mut c_int as usize);
@@ -343,7 +343,7 @@ impl Owned {
         // While there is one a close leaves the carrier to it.
         let departure = Departure::new(s);
         let why = reason_of(device.seat(slot).leave.load(SeqCst));
-        let came = io::enter_kernel(s, s.generation16(), (device, why), || {
+        let came = io::give_back_to_kernel(s, s.generation16(), (device, why), || {
             let mut driver = device.take_turn();
             let now = sys::now_ns();
             let back = numbers::exclusively(|| driver.end(device, (slot, false), now));

@@ -2,11 +2,11 @@
 //! and when it comes back (`docs/design/utcp.md`). Both ends are here, and so is the far end:
 //! nobody has to be asked, and both directions change paths at one moment, under both locks.
 
-use super::super::end_in_reset::{For, end_in_reset};
-use super::super::ends::{
+use super::end_in_reset::{For, end_in_reset};
+use super::ends::{
     RxHeld, TxHeld, hold_rx, hold_tx, load_announce, publish_announce, publish_held, show_path,
 };
-use super::super::reset::peer_has_ended;
+use super::reset::peer_has_ended;
 use crate::channel::{announce, quiet};
 use crate::outside::Outside;
 use crate::socket::{Socket, flag};
@@ -52,7 +52,7 @@ const ODD: u32 = flag::SHUT_WR
 
 /// Takes the carrier of an attached connection out of the kernel, by `take`, and puts both
 /// directions on the rings.
-pub(crate) fn leave_kernel(
+pub(crate) fn take_out_of_kernel(
     s: &'static Socket,
     g: u16,
     device: &Outside,
@@ -151,7 +151,7 @@ fn store_far_announce(h: &RxHeld<'_>, a: Announce) {
 /// Gives the carrier back to the kernel, by `give`, and puts both directions there: what is unread
 /// in the ring is unread there, and what of the other ring the kernel does not have goes there
 /// again. [`super::step::Departure`] does the rest.
-pub(crate) fn enter_kernel(
+pub(crate) fn give_back_to_kernel(
     s: &'static Socket,
     g: u16,
     (device, why): (&Outside, Reason),
