@@ -407,7 +407,7 @@ impl Channel {
     pub(crate) fn peers(&self) -> Peers {
         match self.far {
             Far::Process => {}
-            Far::Tcp(_) => return Peers::Anybody,
+            Far::Utcp(_) => return Peers::Anybody,
             _ => return Peers::OtherHosts,
         }
         let cpu = self.side_mem(self.side ^ 1).last_cpu.load(Relaxed);

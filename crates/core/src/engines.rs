@@ -16,7 +16,7 @@ pub(crate) fn poll_for(channel: &Channel, slot: usize) {
     match channel.far {
         Far::Process => {}
         Far::Mirror(wire) => queues::progress_of(wire, slot),
-        Far::Tcp(device) => _ = device.drive(),
+        Far::Utcp(device) => _ = device.drive(),
         #[cfg(test)]
         Far::Loop(_) => crate::path::tests::poll(),
     }
@@ -27,7 +27,7 @@ pub(crate) fn before_sleep_for(channel: &Channel, slot: usize) {
     match channel.far {
         Far::Process => {}
         Far::Mirror(wire) => queues::before_sleep_of(wire, slot),
-        Far::Tcp(device) => _ = device.drive(),
+        Far::Utcp(device) => _ = device.drive(),
         #[cfg(test)]
         Far::Loop(_) => crate::path::tests::before_sleep(),
     }

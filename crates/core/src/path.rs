@@ -213,7 +213,7 @@ pub(crate) enum Far {
     /// The engine of RDMA: the channel mirrors the peer's.
     Mirror(&'static Wire),
     /// TCP in user space: the peer is anybody.
-    Tcp(&'static Outside),
+    Utcp(&'static Outside),
     #[cfg(test)]
     Loop(&'static tests::Engine),
 }
@@ -224,7 +224,7 @@ impl Far {
         match self {
             Far::Process => PathId::Shm,
             Far::Mirror(_) => PathId::Rdma,
-            Far::Tcp(_) => PathId::Utcp,
+            Far::Utcp(_) => PathId::Utcp,
             #[cfg(test)]
             Far::Loop(_) => PathId::Loop,
         }
@@ -241,7 +241,7 @@ impl Far {
         match self {
             Far::Process => {}
             Far::Mirror(wire) => wire.kick(slot),
-            Far::Tcp(device) => device.kick(slot),
+            Far::Utcp(device) => device.kick(slot),
             #[cfg(test)]
             Far::Loop(engine) => engine.kick(slot),
         }
@@ -254,7 +254,7 @@ impl Far {
         match self {
             Far::Process => {}
             Far::Mirror(wire) => wire.consumed(slot, head),
-            Far::Tcp(device) => device.consumed(slot),
+            Far::Utcp(device) => device.consumed(slot),
             #[cfg(test)]
             Far::Loop(engine) => engine.kick(slot),
         }
@@ -266,7 +266,7 @@ impl Far {
         match self {
             Far::Process => {}
             Far::Mirror(wire) => wire.words_changed(slot),
-            Far::Tcp(device) => device.words_changed(slot),
+            Far::Utcp(device) => device.words_changed(slot),
             #[cfg(test)]
             Far::Loop(engine) => engine.kick(slot),
         }
@@ -278,7 +278,7 @@ impl Far {
         match self {
             Far::Process => None,
             Far::Mirror(wire) => Some(wire.slot(slot).seen_epoch.load(SeqCst)),
-            Far::Tcp(device) => Some(device.seat(slot).seen_epoch.load(SeqCst)),
+            Far::Utcp(device) => Some(device.seat(slot).seen_epoch.load(SeqCst)),
             #[cfg(test)]
             Far::Loop(engine) => Some(engine.seen_epoch(slot)),
         }
@@ -290,7 +290,7 @@ impl Far {
         match self {
             Far::Process => {}
             Far::Mirror(wire) => wire.demote(slot, why, again),
-            Far::Tcp(device) => device.demote(slot, why),
+            Far::Utcp(device) => device.demote(slot, why),
             #[cfg(test)]
             Far::Loop(engine) => engine.demote(slot, why, again),
         }
@@ -301,7 +301,7 @@ impl Far {
         match self {
             Far::Process => false,
             Far::Mirror(wire) => wire.is_gone(slot),
-            Far::Tcp(device) => device.seat(slot).leave.load(SeqCst) & parting::GONE != 0,
+            Far::Utcp(device) => device.seat(slot).leave.load(SeqCst) & parting::GONE != 0,
             #[cfg(test)]
             Far::Loop(_) => false,
         }
@@ -310,7 +310,7 @@ impl Far {
     /// What of `said`, which poll said of a slot's carrier `fd`, is the connection's. (Of a carrier
     /// that is out of the kernel nothing is, and on its way it is disconnected for a moment.)
     pub(crate) fn of_carrier(self, slot: usize, fd: c_int, said: i16) -> i16 {
-        let Far::Tcp(device) = self else { return said };
+        let Far::Utcp(device) = self else { return said };
         let moves = &device.seat(slot).moves;
         let before = moves.load(SeqCst);
         if said == 0 || before & 1 != 0 {
@@ -322,13 +322,13 @@ impl Far {
 
     /// The carrier may be out of the kernel: an option that is set there is not the connection's.
     pub(crate) fn hides_carrier(self) -> bool {
-        matches!(self, Far::Tcp(_))
+        matches!(self, Far::Utcp(_))
     }
 
     /// What wakes who sleeps for news that nobody announces: a descriptor, or -1.
     pub(crate) fn packets(self) -> c_int {
         match self {
-            Far::Tcp(device) => device.awaited_packets(),
+            Far::Utcp(device) => device.awaited_packets(),
             _ => -1,
         }
     }

@@ -248,7 +248,7 @@ impl Agent for UserSpace {
     fn listener_closed(&self) {}
     fn released(&self, channel: &'static Channel, slot: usize) {
         // (In a forked child, and where the thread has ended, nothing is out.)
-        if let Far::Tcp(device) = channel.far {
+        if let Far::Utcp(device) = channel.far {
             device.is_released(slot);
         }
     }

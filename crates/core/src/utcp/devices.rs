@@ -34,7 +34,7 @@ pub(super) fn open(route: &Route) -> Result<Owned, Reason> {
         return Err(Reason::NoMemory);
     }
     // SAFETY: mapped just now, as large as that, and never taken away.
-    let channel = unsafe { Channel::make(mem.cast(), 0, Far::Tcp(device)) };
+    let channel = unsafe { Channel::make(mem.cast(), 0, Far::Utcp(device)) };
     let channel = channel.ok_or(Reason::NoMemory)?;
     device.set_owner(channel.cast());
     // SAFETY: a channel that is never freed.
