@@ -8,7 +8,7 @@
 
 use crate::channel::Channel;
 use crate::path::{Far, PathId};
-use crate::{outside, queues};
+use crate::{queues, utcp_device};
 
 /// As [`Engines::poll`], for who waits for one connection.
 #[inline]
@@ -63,7 +63,7 @@ impl Engines {
             queues::progress();
         }
         if self.0 & Self::UTCP != 0 {
-            outside::progress();
+            utcp_device::progress();
         }
         #[cfg(test)]
         if self.0 & 1 << PathId::Loop as u8 != 0 {
@@ -84,7 +84,7 @@ impl Engines {
             queues::before_sleep();
         }
         if self.0 & Self::UTCP != 0 {
-            outside::before_sleep();
+            utcp_device::before_sleep();
         }
         #[cfg(test)]
         if self.0 & 1 << PathId::Loop as u8 != 0 {

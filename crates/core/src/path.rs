@@ -10,7 +10,7 @@
 //! Otherwise a path is named by its own files, by `lifecycle`, which registers its agent, and by
 //! what one path alone has, as fast connect is shared memory's.
 
-use crate::outside::{self, Outside};
+use crate::utcp_device::{self, UtcpDevice};
 use crate::wire::{Wire, parting};
 use crate::{process, rdma_thread, sys};
 use core::ffi::c_int;
@@ -182,7 +182,7 @@ impl PathId {
     pub(crate) fn call_maker(self, maker: u32) {
         match self {
             PathId::Rdma => rdma_thread::call_back(maker),
-            PathId::Utcp => outside::call_back(),
+            PathId::Utcp => utcp_device::call_back(),
             PathId::Tcp | PathId::Shm => {}
             #[cfg(test)]
             PathId::Loop => {}
@@ -213,7 +213,7 @@ pub(crate) enum Far {
     /// The engine of RDMA: the channel mirrors the peer's.
     Mirror(&'static Wire),
     /// TCP in user space: the peer is anybody.
-    Utcp(&'static Outside),
+    Utcp(&'static UtcpDevice),
     #[cfg(test)]
     Loop(&'static tests::Engine),
 }

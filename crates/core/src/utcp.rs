@@ -2,8 +2,8 @@
 //! (`docs/design/utcp.md`).
 //!
 //! One thread ("netacc-utcp", every signal blocked) owns everything here but the data path, which
-//! is [`crate::outside`]: it opens devices, has their keepers started, takes connections out and
-//! gives them back, and drives the engines while nobody else does. It is started by the first
+//! is [`crate::utcp_device`]: it opens devices, has their keepers started, takes connections out
+//! and gives them back, and drives the engines while nobody else does. It is started by the first
 //! connection that could be served. Application threads leave word in an inbox, or mark a slot, and
 //! wake it.
 //!
@@ -19,9 +19,9 @@ use crate::candidates::{NOTED_AFTER, is_on_this_host};
 use crate::channel::Channel;
 use crate::inbox::{Inbox, Starter};
 use crate::log::warn_log;
-use crate::outside::{self, ASLEEP, BELL, CHILD, LEAVING, RUNNING, WOKEN, is_running, wake};
 use crate::path::{Far, PathId};
 use crate::socket::{Socket, State, flag, offered};
+use crate::utcp_device::{self, ASLEEP, BELL, CHILD, LEAVING, RUNNING, WOKEN, is_running, wake};
 use crate::{fd_table, host, numbers, packet_policy, process, sys, thread};
 use alloc::vec::Vec;
 use core::ffi::{c_int, c_void};
@@ -276,7 +276,7 @@ impl Agent for UserSpace {
         close_own();
         INBOX.forget();
         STARTER.forget();
-        outside::after_fork_in_child();
+        utcp_device::after_fork_in_child();
     }
     fn before_rights_change(&self) {
         if is_running() {
@@ -302,7 +302,7 @@ fn pause_ns() -> u64 {
 
 /// All connections go back to the kernel, for good. By any thread that holds no end's lock.
 fn all_back(why: Reason) {
-    for device in outside::devices() {
+    for device in utcp_device::devices() {
         drop(device.take_turn());
         device.each_live(|slot| device.demote(slot, why));
     }
@@ -412,7 +412,7 @@ impl All {
         if let Some(at) = self.devices.iter().position(known) {
             return Ok(at);
         }
-        if self.devices.len() == outside::DEVICES {
+        if self.devices.len() == utcp_device::DEVICES {
             return Err(Reason::UtcpNoRoute);
         }
         // (What was refused is not asked for by each connection.)
@@ -459,7 +459,7 @@ impl All {
             }
         }
         let mut fds =
-            [pollfd { fd: -1, events: libc::POLLIN, revents: 0 }; 1 + 2 * outside::DEVICES];
+            [pollfd { fd: -1, events: libc::POLLIN, revents: 0 }; 1 + 2 * utcp_device::DEVICES];
         if let Some((bell, rest)) = fds.split_first_mut() {
             bell.fd = BELL.load(Acquire);
             for (place, device) in rest.chunks_exact_mut(2).zip(&self.devices) {
@@ -476,7 +476,7 @@ impl All {
             unsafe { crate::sleep::ppoll(fds.as_mut_ptr(), fds.len(), left, core::ptr::null()) };
         ASLEEP.store(false, SeqCst);
         let came = |i: usize| fds.get(i).is_some_and(|p| p.revents != 0);
-        if (0..outside::DEVICES).any(|i| came(2 + 2 * i)) {
+        if (0..utcp_device::DEVICES).any(|i| came(2 + 2 * i)) {
             self.tables_at = 0;
         }
         for (packets, d) in fds.iter().skip(1).step_by(2).zip(&self.devices) {
@@ -484,7 +484,7 @@ impl All {
                 d.device.hear_failure();
             }
         }
-        if alone && (0..outside::DEVICES).any(|i| came(1 + 2 * i)) {
+        if alone && (0..utcp_device::DEVICES).any(|i| came(1 + 2 * i)) {
             sys::pause_ns(YIELD_NS);
             if sum(self) == visits {
                 for d in &self.devices {

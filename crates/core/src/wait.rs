@@ -13,9 +13,9 @@ mod spin;
 
 use crate::channel::{Channel, PLACES, Side, announce, producer_quiet, quiet};
 use crate::lives::has_closed;
-use crate::outside::{self, Outside};
 use crate::socket::{Socket, State, flag};
 use crate::trace::Event;
+use crate::utcp_device::{self, UtcpDevice};
 use crate::{channel, control, engines, fd_words, numbers, process, sleep, stats, sys};
 use core::sync::atomic::{AtomicI32, AtomicU32, AtomicU64, Ordering::*};
 use libc::{epoll_event, pollfd};
@@ -145,7 +145,7 @@ pub(crate) fn silence(place: usize) {
 #[inline]
 pub(crate) fn hear_failure(events: u32) {
     if events & libc::EPOLLERR as u32 != 0 {
-        outside::devices().for_each(Outside::hear_failure);
+        utcp_device::devices().for_each(UtcpDevice::hear_failure);
     }
 }
 

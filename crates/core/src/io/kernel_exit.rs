@@ -8,8 +8,8 @@ use super::ends::{
 };
 use super::reset::peer_has_ended;
 use crate::channel::{announce, quiet};
-use crate::outside::Outside;
 use crate::socket::{Socket, flag};
+use crate::utcp_device::UtcpDevice;
 use crate::{process, sys, wait};
 use core::ffi::c_int;
 use core::sync::atomic::Ordering::*;
@@ -55,7 +55,7 @@ const ODD: u32 = flag::SHUT_WR
 pub(crate) fn take_out_of_kernel(
     s: &'static Socket,
     g: u16,
-    device: &Outside,
+    device: &UtcpDevice,
     take: impl FnOnce(c_int) -> Result<(), Went>,
 ) -> Went {
     let (Ok(tx), Ok(mut rx)) = (hold_tx(s, g), hold_rx(s, g)) else { return Went::NotNow };
@@ -154,7 +154,7 @@ fn store_far_announce(h: &RxHeld<'_>, a: Announce) {
 pub(crate) fn give_back_to_kernel(
     s: &'static Socket,
     g: u16,
-    (device, why): (&Outside, Reason),
+    (device, why): (&UtcpDevice, Reason),
     give: impl FnOnce() -> Came,
 ) -> Came {
     let (Ok(mut tx), Ok(mut rx)) = (hold_tx(s, g), hold_rx(s, g)) else { return Came::Gone };

@@ -2,7 +2,7 @@
 
 use crate::agent::{self, Ending};
 use crate::fd_table::{self, Entry};
-use crate::{adoption, io, outside, process, rdma_thread, trace};
+use crate::{adoption, io, process, rdma_thread, trace, utcp_device};
 use netacc_control::stats::Reason;
 
 /// How long the end of a process, or its exec, may be held up by peers that are slow to read what
@@ -77,7 +77,7 @@ pub(crate) fn before_end() {
 
 /// Whether this process may have connections that only an agent of its own takes back.
 fn has_agents() -> bool {
-    rdma_thread::is_running() || outside::is_running()
+    rdma_thread::is_running() || utcp_device::is_running()
 }
 
 /// Bytes that a peer on another host may not have yet go over the carriers. True: of connections

@@ -3,8 +3,8 @@
 use super::seats::{CONNECTIONS, Owned};
 use crate::channel::{Channel, ChannelMem, producer_quiet, quiet};
 use crate::log::{debug_log, warn_log};
-use crate::outside::{self, Engine, News, Outside};
 use crate::path::Far;
+use crate::utcp_device::{self, Engine, News, UtcpDevice};
 use crate::{keeper, numbers, sys};
 use alloc::boxed::Box;
 use alloc::vec::Vec;
@@ -27,7 +27,7 @@ pub(super) fn open(route: &Route) -> Result<Owned, Reason> {
     })?;
     engine.look_apart();
     let none = core::ptr::null_mut();
-    let device = Outside::new(engine, route.interface, CONNECTIONS as usize, none, tell);
+    let device = UtcpDevice::new(engine, route.interface, CONNECTIONS as usize, none, tell);
     let device = device.ok_or(Reason::NoMemory)?;
     let mem = sys::map_own(size_of::<ChannelMem>());
     if mem.is_null() {
@@ -39,7 +39,7 @@ pub(super) fn open(route: &Route) -> Result<Owned, Reason> {
     device.set_owner(channel.cast());
     // SAFETY: a channel that is never freed.
     let owned = Owned::new(device, unsafe { &*channel })?;
-    if !outside::add(device) {
+    if !utcp_device::add(device) {
         return Err(Reason::UtcpNoRoute);
     }
     debug_log!("utcp: device {} is open", route.interface);

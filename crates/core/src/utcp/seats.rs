@@ -11,9 +11,9 @@ use crate::channel::Channel;
 use crate::io::{self, Came, Departure, Moved, Went};
 use crate::lock::lock_end;
 use crate::log::{debug_log, warn_log};
-use crate::outside::Outside;
 use crate::path::PathId;
 use crate::socket::{Offer, Socket, State, flag, offered};
+use crate::utcp_device::UtcpDevice;
 use crate::wire::{SLOTS, parting};
 use crate::{numbers, stats, sys, trace, wait};
 use alloc::vec::Vec;
@@ -64,7 +64,7 @@ pub(super) const CONNECTIONS: u32 = 1024;
 
 /// A device, as its thread has it.
 pub(super) struct Owned {
-    pub(super) device: &'static Outside,
+    pub(super) device: &'static UtcpDevice,
     pub(super) channel: &'static Channel,
     seats: Vec<Seated>,
     free: Vec<u16>,
@@ -75,7 +75,7 @@ pub(super) struct Owned {
 
 impl Owned {
     pub(super) fn new(
-        device: &'static Outside,
+        device: &'static UtcpDevice,
         channel: &'static Channel,
     ) -> Result<Owned, Reason> {
         // (The last slot is no connection's: `channel::BY_KERNEL`.)

@@ -3,10 +3,10 @@
 //!
 //! Whoever has the *turn* of a device drives its engine: takes packets, and brings bytes between
 //! the engine and the rings. A thread of the application's that waits or receives tries to have it;
-//! what it wanted done it has marked ([`Outside::mark`]), and who has the turn looks at the marks
-//! before it gives it up, and behind that. A send waits for the turn: what it has taken is with the
-//! engine, and so with the keeper, before it returns. Who has the turn waits for no end's lock, and
-//! makes no descriptor.
+//! what it wanted done it has marked ([`UtcpDevice::mark`]), and who has the turn looks at the
+//! marks before it gives it up, and behind that. A send waits for the turn: what it has taken is
+//! with the engine, and so with the keeper, before it returns. Who has the turn waits for no end's
+//! lock, and makes no descriptor.
 //!
 //! A byte that was put into a ring stays there until the peer's TCP has it, and a byte that came
 //! stays with the engine until the application has taken it from the ring. So the way back needs
@@ -91,7 +91,7 @@ pub(crate) struct Returned {
 }
 
 /// A device, with the channel of its connections.
-pub(crate) struct Outside {
+pub(crate) struct UtcpDevice {
     seats: [Seat; SLOTS],
     /// Slots that somebody has put something into, or taken something from.
     marks: [AtomicU64; SLOTS / 64],
@@ -116,18 +116,18 @@ pub(crate) struct Outside {
 
 /// So many a process has.
 pub(crate) const DEVICES: usize = 4;
-static LIST: [AtomicPtr<Outside>; DEVICES] =
+static LIST: [AtomicPtr<UtcpDevice>; DEVICES] =
     [const { AtomicPtr::new(core::ptr::null_mut()) }; DEVICES];
 
 /// Those of this process.
 #[inline]
-pub(crate) fn devices() -> impl Iterator<Item = &'static Outside> {
+pub(crate) fn devices() -> impl Iterator<Item = &'static UtcpDevice> {
     // SAFETY: null, or a leaked box.
     LIST.iter().filter_map(|at| unsafe { at.load(Acquire).as_ref() })
 }
 
 /// One more. False: there are as many as there may be. The thread "netacc-utcp" only.
-pub(crate) fn add(device: &'static Outside) -> bool {
+pub(crate) fn add(device: &'static UtcpDevice) -> bool {
     let free = LIST.iter().find(|at| at.load(Relaxed).is_null());
     free.map(|at| at.store(core::ptr::from_ref(device).cast_mut(), Release)).is_some()
 }
@@ -146,14 +146,14 @@ pub(crate) fn before_sleep() {
     progress();
 }
 
-impl Outside {
+impl UtcpDevice {
     pub(crate) fn new(
         engine: Engine,
         interface: u32,
         capacity: usize,
         owner: *mut (),
         tell: fn(*mut (), usize, News),
-    ) -> Option<&'static Outside> {
+    ) -> Option<&'static UtcpDevice> {
         let [packets, tables] = {
             let mut all = engine.descriptors();
             [all.next().unwrap_or(-1), all.next().unwrap_or(-1)]
@@ -163,7 +163,8 @@ impl Outside {
         inner.resize_with(SLOTS, || None);
         slots.try_reserve_exact(capacity).ok()?;
         slots.resize(capacity, 0);
-        let at = core::ptr::NonNull::new(sys::map_own(size_of::<Outside>()))?.cast::<Outside>();
+        let at =
+            core::ptr::NonNull::new(sys::map_own(size_of::<UtcpDevice>()))?.cast::<UtcpDevice>();
         // SAFETY: fresh zeroed memory of that size, aligned to pages, which is never taken away;
         // all that is not written here may be zero.
         unsafe {
@@ -412,13 +413,13 @@ impl Driver {
         }
     }
 
-    fn serve_marks(&mut self, device: &Outside, now: u64) {
+    fn serve_marks(&mut self, device: &UtcpDevice, now: u64) {
         device.marked.store(false, SeqCst);
-        Outside::take(&device.marks, |slot| self.visit(device, slot, now));
+        UtcpDevice::take(&device.marks, |slot| self.visit(device, slot, now));
     }
 
     /// Takes packets, and does what is due. True: there was something.
-    pub(crate) fn turn(&mut self, device: &Outside, now: u64) -> bool {
+    pub(crate) fn turn(&mut self, device: &UtcpDevice, now: u64) -> bool {
         self.turned_at = now;
         let has_taken = self.engine.take(now);
         self.serve(device, now) | has_taken
@@ -426,7 +427,7 @@ impl Driver {
 
     /// Does what the engine, a visit or others have left to do; whoever has the turn does so before
     /// it gives it up. True: there was something.
-    pub(crate) fn serve(&mut self, device: &Outside, now: u64) -> bool {
+    pub(crate) fn serve(&mut self, device: &UtcpDevice, now: u64) -> bool {
         let mut busy = false;
         while let Some(number) = self.engine.next_news() {
             busy = true;
@@ -448,7 +449,7 @@ impl Driver {
 
     /// The application has taken bytes from a slot's ring. (Packets that have come meanwhile wait
     /// until somebody waits for them.)
-    fn hear_read(&mut self, device: &Outside, slot: usize) {
+    fn hear_read(&mut self, device: &UtcpDevice, slot: usize) {
         let Some(Some(inner)) = self.inner.get_mut(slot) else { return };
         let Some(carried) = self.engine.carried(inner.number) else { return };
         inner.hear_read(carried);
@@ -461,7 +462,7 @@ impl Driver {
     }
 
     /// Brings bytes between the engine and a slot's rings.
-    pub(crate) fn visit(&mut self, device: &Outside, slot: usize, now: u64) {
+    pub(crate) fn visit(&mut self, device: &UtcpDevice, slot: usize, now: u64) {
         let Some(Some(inner)) = self.inner.get_mut(slot) else { return };
         let Some(carried) = self.engine.carried(inner.number) else { return };
         // First: its room goes out with what is sent.
@@ -500,7 +501,7 @@ impl Driver {
     /// more (`abandoned`). `None`: it is not out.
     pub(crate) fn end(
         &mut self,
-        device: &Outside,
+        device: &UtcpDevice,
         (slot, abandoned): (usize, bool),
         now: u64,
     ) -> Option<Returned> {
