@@ -34,7 +34,6 @@ const EINVAL: Ret = -(libc::EINVAL as Ret);
 
 mod arm;
 mod attach;
-mod blocking;
 mod buffers;
 mod candidate;
 mod close;
@@ -66,6 +65,7 @@ mod send_again;
 mod sending;
 mod shutdown;
 mod take;
+mod under_way;
 mod waits;
 mod waits_seen;
 mod watch;

@@ -1,6 +1,5 @@
 //! `sendfile` and `splice`: bytes of a file, or of a pipe.
 
-use super::blocking::Blocking;
 use super::buffers::MAX_RW_COUNT;
 use super::ends::{NotHeld, demote_tx, hold_tx};
 use super::promote::peer_is_going;
@@ -8,6 +7,7 @@ use super::receive::recv_one;
 use super::reset::{is_reset, send_broken};
 use super::send::{leave_to_send, send_one};
 use super::send_again::send_again;
+use super::under_way::UnderWay;
 use super::waits::{Patience, block, interrupted, never_waits, renew};
 use super::{EAGAIN, EFAULT, dispatch, send};
 use crate::channel::Side;
@@ -238,7 +238,7 @@ fn room_in_ring(on: Named, source: c_int) -> Result<Ret, c_int> {
     let Named { s, g, mut fd } = on;
     let nonblocking = never_waits(s, Side::Send, 0);
     let mut patience = Patience::of(&s.send_timeout_ns);
-    let mut blocking = None;
+    let mut under_way = None;
     loop {
         if s.is_inherited() || s.path().leaves_by_agent() {
             return Err(fd);
@@ -258,7 +258,7 @@ fn room_in_ring(on: Named, source: c_int) -> Result<Ret, c_int> {
             return Ok(EAGAIN);
         }
         let deadline = patience.deadline();
-        blocking.get_or_insert_with(|| Blocking::new(s, s.generation16()));
+        under_way.get_or_insert_with(|| UnderWay::new(s, s.generation16()));
         match block(s, &mut fd, Side::Send, false, deadline) {
             Woke::News => {}
             Woke::Timeout => return Ok(EAGAIN),

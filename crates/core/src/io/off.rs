@@ -1,10 +1,10 @@
 //! The switch that turns acceleration off, and on again, while the program runs
 //! (`docs/design/cfg.md`).
 
-use super::blocking::Blocking;
 use super::kept::retire_all;
 use super::leave::PULL_BACK_NS;
 use super::leave::pause::{pause, resume};
+use super::under_way::UnderWay;
 use crate::fd_table::{self, Entry};
 use crate::socket::{Socket, State};
 use crate::{config, sys, thread};
@@ -90,7 +90,7 @@ fn for_each(on: bool, mut f: impl FnMut(&'static Socket, u16, c_int)) {
 
 fn take_back(s: &'static Socket, g: u16, fd: c_int, patience_ns: u64) {
     // A close in another thread leaves it as it is until this has ended.
-    let _under_way = Blocking::new(s, g);
+    let _under_way = UnderWay::new(s, g);
     if fd_table::is_named(fd, s, g) {
         pause(s, g, fd, patience_ns);
     }

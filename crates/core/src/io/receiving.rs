@@ -1,7 +1,6 @@
 //! A receive that does not end at once: it looks, follows the sender to another path, or waits.
 
 use super::arm::settle_rx;
-use super::blocking::Blocking;
 use super::candidate::candidate;
 use super::end_in_reset::all_is_read;
 use super::ends::{NotHeld, RxHeld, carrier_unread, corrupt, hold_rx, load_announce};
@@ -10,6 +9,7 @@ use super::leave::pause::resume_if_on;
 use super::receive_once::{Look, ask_carrier, kernel_recv, look_carrier, look_fast};
 use super::reset::{kept_error, peer_has_ended};
 use super::take::Destination;
+use super::under_way::UnderWay;
 use super::waits::{Patience, block, interrupted, never_waits};
 use super::{EAGAIN, ECONNRESET};
 use crate::channel::{Side, announce};
@@ -74,7 +74,7 @@ impl Receiving<'_> {
         let waits_for_all = self.flags & libc::MSG_WAITALL != 0 && !nonblocking;
         let mut now = Progress { done: 0, doubtful: None, patience, nonblocking, waits_for_all };
         // Dropped after `held`.
-        let mut blocking = None;
+        let mut under_way = None;
         let mut held = Some(held);
         let mut again = false;
         loop {
@@ -110,7 +110,7 @@ impl Receiving<'_> {
             let end = match next {
                 Next::Done(r) => Some(r),
                 Next::Again | Next::Anew => None,
-                Next::Wait { on_carrier } => self.wait(&mut now, &mut blocking, on_carrier),
+                Next::Wait { on_carrier } => self.wait(&mut now, &mut under_way, on_carrier),
                 Next::PeekLater => self.peek_later(&mut now),
             };
             if let Some(r) = end {
@@ -269,7 +269,7 @@ impl Receiving<'_> {
     fn wait(
         &mut self,
         now: &mut Progress,
-        blocking: &mut Option<Blocking>,
+        under_way: &mut Option<UnderWay>,
         on_carrier: bool,
     ) -> Option<Ret> {
         let patience = &mut now.patience;
@@ -282,7 +282,7 @@ impl Receiving<'_> {
             // Of a socket that is shut down poll says at all times that there is something.
             sys::pause_ns(1_000_000);
         }
-        blocking.get_or_insert_with(|| Blocking::new(self.s, self.s.generation16()));
+        under_way.get_or_insert_with(|| UnderWay::new(self.s, self.s.generation16()));
         match block(self.s, &mut self.fd, Side::Receive, on_carrier, deadline) {
             Woke::News => None,
             Woke::Timeout => Some(EAGAIN),

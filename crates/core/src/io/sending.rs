@@ -1,6 +1,5 @@
 //! A send that does not end at once: it promotes, goes through the kernel, or waits for room.
 
-use super::blocking::Blocking;
 use super::candidate::candidate;
 use super::ends::{NotHeld, TxHeld, corrupt, demote_tx, hold_tx, publish_held};
 use super::held_back::hold_back;
@@ -10,6 +9,7 @@ use super::promote::{may_use_carrier, peer_is_going, promote, switch_if_ordered}
 use super::put::{fill, kernel_send, sent_fast};
 use super::reset::{is_broken, is_reset, is_reset_by, lies_unread, peer_has_ended, send_broken};
 use super::send_again::send_again;
+use super::under_way::UnderWay;
 use super::waits::{Patience, block, carrier_is_due, interrupted, never_waits};
 use super::{ASK_CARRIER_TICKS, EAGAIN, ECONNRESET, EFAULT, SEND_FLAGS};
 use crate::channel::Side;
@@ -71,7 +71,7 @@ impl Sending<'_> {
         let nonblocking = never_waits(s, Side::Send, self.flags);
         let mut patience = Patience::of(&s.send_timeout_ns);
         // Dropped after `held`.
-        let mut blocking = None;
+        let mut under_way = None;
         let mut held = Some(held);
         loop {
             let mut refused = None;
@@ -94,7 +94,7 @@ impl Sending<'_> {
             let end = match next {
                 Next::Done(r) => Some(r),
                 Next::Again | Next::Anew => None,
-                Next::Room { on_carrier } => self.wait(&mut blocking, &mut patience, on_carrier),
+                Next::Room { on_carrier } => self.wait(&mut under_way, &mut patience, on_carrier),
                 Next::Departure if nonblocking => {
                     wait::on_full(s);
                     Some(EAGAIN)
@@ -345,12 +345,12 @@ impl Sending<'_> {
     /// `Some`: the call ends with that.
     fn wait(
         &mut self,
-        blocking: &mut Option<Blocking>,
+        under_way: &mut Option<UnderWay>,
         patience: &mut Patience,
         on_carrier: bool,
     ) -> Option<Ret> {
         let deadline = patience.deadline();
-        blocking.get_or_insert_with(|| Blocking::new(self.s, self.s.generation16()));
+        under_way.get_or_insert_with(|| UnderWay::new(self.s, self.s.generation16()));
         match block(self.s, &mut self.fd, Side::Send, on_carrier, deadline) {
             Woke::News => None,
             Woke::Timeout => Some(EAGAIN),

@@ -12,7 +12,7 @@ use core::sync::atomic::AtomicI64;
 use core::sync::atomic::Ordering::*;
 
 /// Blocks, and survives that another thread closes the descriptor meanwhile, if the caller has a
-/// `blocking::Blocking`: as in the kernel, the call goes on with what it was made on. `fd` becomes
+/// `under_way::UnderWay`: as in the kernel, the call goes on with what it was made on. `fd` becomes
 /// the carrier's other name then.
 pub(super) fn block(
     s: &'static Socket,

@@ -2,11 +2,11 @@
 //! over the carrier, in the service's threads.
 
 use super::super::EAGAIN;
-use super::super::blocking::Blocking;
 use super::super::ends::{TxHeld, hold_tx, load_ack};
 use super::super::kept::end_kept;
 use super::super::reset::{is_reset, lies_unread};
 use super::super::send_again::send_again;
+use super::super::under_way::UnderWay;
 use super::halves::{carry_out, look_at_tx, pin};
 use crate::channel::Channel;
 use crate::log::debug_log;
@@ -52,7 +52,7 @@ pub(crate) fn hear_carrier(channel: &Channel, slot: usize) {
 
 /// A pull-back of which not all has found room on the carrier. While there is one a close leaves
 /// the carrier to it.
-pub(crate) struct PullBack(pub(super) Blocking);
+pub(crate) struct PullBack(pub(super) UnderWay);
 
 /// The receiver that the peer has frozen gets what it has not consumed over the carrier. Sends what
 /// there is room for, and never waits; `Some`: the rest is for [`PullBack::go_on`].
@@ -137,7 +137,7 @@ fn serve(
     };
     let has_moved = h.end.switch.state() != before;
     // Counted under the lock, under which a close looks.
-    let rest = more.then(|| PullBack(Blocking::new(s, s.generation16())));
+    let rest = more.then(|| PullBack(UnderWay::new(s, s.generation16())));
     drop(h);
     if has_moved || !leaves {
         s.set_reason(why);
@@ -152,7 +152,7 @@ fn serve(
 impl PullBack {
     /// Sends on. `Some`: there is more; the descriptor that has no room now.
     pub(crate) fn go_on(&self) -> Option<c_int> {
-        let Blocking(s, g) = self.0;
+        let UnderWay(s, g) = self.0;
         // Held only while it sends: the application's own sends answer EAGAIN meanwhile. (A forked
         // child may have sent the rest, and have made the connection the kernel's.)
         if let Ok(mut h) = hold_tx(s, g) {

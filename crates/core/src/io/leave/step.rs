@@ -3,10 +3,10 @@
 //!
 //! `docs/design/switchover.md`, "Between hosts", has the rules; [`crate::remote`] says when.
 
-use super::super::blocking::Blocking;
 use super::super::end_in_reset::{For, RESET_ON_CLOSE, end_as_ever};
 use super::super::ends::{RxHeld, TxHeld, corrupt, hold_rx, hold_tx, load_ack};
 use super::super::probe::{put_back, user_timeout_ms};
+use super::super::under_way::UnderWay;
 use super::PULL_BACK_STRICT_NS;
 use super::between_hosts::wake_leavers;
 use super::halves::{Limits, carry_out, freeze, look_at_rx, look_at_tx, pin};
@@ -38,7 +38,7 @@ pub(crate) enum Moved {
 
 /// A connection on its way. While there is one a close leaves the carrier to it.
 pub(crate) struct Departure {
-    held: Blocking,
+    held: UnderWay,
     leave: Leave,
     arrival: Arrival,
     /// A call, or a wait, of before the attachment was under way on the receiving side when it
@@ -52,7 +52,7 @@ const STALLED_NS: u64 = 30_000_000;
 
 impl Departure {
     pub(crate) fn new(s: &'static Socket) -> Departure {
-        let held = Blocking::new(s, s.generation16());
+        let held = UnderWay::new(s, s.generation16());
         // A close that could not be a close yet has counted for us.
         if s.flags.fetch_and(!flag::CLOSE_LATER, AcqRel) & flag::CLOSE_LATER != 0 {
             s.waiters.fetch_sub(1, SeqCst);
@@ -68,7 +68,7 @@ impl Departure {
     /// Does what can be done. `seen`: the epoch of our announcement, and the control word of our
     /// acknowledgement, that the peer is known to have.
     pub(crate) fn step(&mut self, seen: (u32, u64), peer: Peer) -> Moved {
-        let Blocking(s, g) = self.held;
+        let UnderWay(s, g) = self.held;
         let mut room = true;
         loop {
             let Ok(rx) = hold_rx(s, g) else { return Moved::Waits };
@@ -141,7 +141,7 @@ impl Departure {
     /// A call on the carrier. A close takes the lock before it gives the number away, and leaves
     /// another name here (`io::last_name`).
     fn on_carrier(&self, call: impl FnOnce(c_int)) {
-        let Blocking(s, g) = self.held;
+        let UnderWay(s, g) = self.held;
         if let Ok(_held) = hold_tx(s, g) {
             call(s.fd.load(Acquire));
         }
@@ -154,7 +154,7 @@ impl Departure {
     /// TCP's patience with a peer that does not answer, if the application has set it
     /// (TCP_USER_TIMEOUT).
     pub(crate) fn user_timeout_ns(&self) -> Option<u64> {
-        let Blocking(s, g) = self.held;
+        let UnderWay(s, g) = self.held;
         let h = hold_tx(s, g).ok()?;
         let ms = user_timeout_ms(&h, s.fd.load(Acquire));
         (ms > 0).then(|| u64::from(ms.unsigned_abs()) * 1_000_000)
@@ -191,7 +191,7 @@ impl Departure {
         why: Reason,
         again: bool,
     ) -> bool {
-        let Blocking(s, g) = self.held;
+        let UnderWay(s, g) = self.held;
         let fd;
         let own = {
             let (Ok(mut tx), Ok(rx)) = (hold_tx(s, g), hold_rx(s, g)) else { return false };

@@ -4,9 +4,9 @@ extern crate std;
 use super::serve::PullBack;
 use super::*;
 use crate::channel::Side;
-use crate::io::blocking::Blocking;
 use crate::io::end_in_reset::{For, end_as_ever, end_in_reset};
 use crate::io::ends::demote_tx;
+use crate::io::under_way::UnderWay;
 use crate::path::tests::{A, C, End, close_both, promoted_within_the_host};
 use crate::process;
 use netacc_proto::switchover::TxState;
@@ -188,7 +188,7 @@ fn sends_more_than_fits(mut c: End) -> (usize, thread::JoinHandle<End>) {
 fn who_waits_for_room_is_woken_where_a_child_has_sent_the_rest() {
     let [mut a, c] = promoted_within_the_host();
     let (s, g) = (c.socket, c.socket.generation16());
-    let pull = PullBack(Blocking::new(s, g));
+    let pull = PullBack(UnderWay::new(s, g));
     let (n, sender) = sends_more_than_fits(c);
     // What a child does in its own process; it can wake nobody here.
     demote(s);

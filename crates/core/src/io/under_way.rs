@@ -5,18 +5,18 @@ use crate::socket;
 use crate::socket::{Socket, State, flag};
 use core::sync::atomic::Ordering::*;
 
-/// Something that is under way, a call that blocks or a pull-back: keeps the connection from being
-/// taken apart by a close meanwhile.
-pub(super) struct Blocking(pub(super) &'static Socket, pub(super) u16);
+/// Something is under way on a connection: a call that waits, a pull-back, a departure. While this
+/// lives a close does not take the connection apart.
+pub(super) struct UnderWay(pub(super) &'static Socket, pub(super) u16);
 
-impl Blocking {
-    pub(super) fn new(s: &'static Socket, generation: u16) -> Blocking {
+impl UnderWay {
+    pub(super) fn new(s: &'static Socket, generation: u16) -> UnderWay {
         s.waiters.fetch_add(1, SeqCst);
-        Blocking(s, generation)
+        UnderWay(s, generation)
     }
 }
 
-impl Drop for Blocking {
+impl Drop for UnderWay {
     fn drop(&mut self) {
         if self.0.waiters.fetch_sub(1, SeqCst) == 1
             && (self.0.has(flag::ORPHAN) || self.0.is(State::Over))
