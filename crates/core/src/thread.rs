@@ -1,4 +1,5 @@
-//! Threads of the library's own.
+//! Threads of the library's own: how one is started. Which there are, who starts each and what it
+//! does is a table in ARCHITECTURE.md.
 
 use crate::{inject, process, sys};
 use core::ffi::c_void;
