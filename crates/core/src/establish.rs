@@ -7,7 +7,7 @@ use crate::fd_table::{self, Entry};
 use crate::outcome::{PASS, Ret};
 use crate::socket::{Event, NONE, Socket, State, close_books, end_life, flag, reuse};
 use crate::unconnected::{may_open_later, refusal, unconnected};
-use crate::{agent, carrier, channel, config, epoll, fast, host, io, process, syn, user};
+use crate::{agent, carrier, channel, config, epoll, fast, host, io, numbers, process, syn, user};
 use core::ffi::c_int;
 use core::sync::atomic::Ordering::*;
 use libc::{sockaddr, socklen_t};
@@ -141,6 +141,7 @@ pub(crate) fn before_listen(fd: c_int) {
     if unconnected(fd).map(of_connections) == Some(NONE) {
         // (Daemons confine themselves behind this, and accept then.)
         config::settle();
+        numbers::make_room();
         syn::keep(fd);
     }
 }

@@ -11,12 +11,16 @@
 //! sides wait for a bounded time only: a call may block in the kernel for long (a FIFO, a dead NFS
 //! server), and a thread may be cancelled or leave by `longjmp` in the middle of one. Then a number
 //! may be seen to be taken for some microseconds, which is all that can go wrong.
+//!
+//! The first number that high is beyond the kernel's table of the process. In a process with
+//! several threads the kernel waits for every CPU before it has a larger one. So whoever listens
+//! has it made larger as long as there is one thread ([`make_room`]).
 
 use crate::fd_words::{self, CAPACITY, INTERNAL};
 use crate::lock::Mutex;
 use crate::sys;
 use core::ffi::c_int;
-use core::sync::atomic::{AtomicU32, Ordering::*};
+use core::sync::atomic::{AtomicBool, AtomicU32, Ordering::*};
 
 /// The application's calls under way: their number, and above it the epoch that they belong to
 /// ([`EPOCH`]).
@@ -142,6 +146,10 @@ pub(crate) fn after_fork_in_parent() {
 pub(crate) fn after_fork_in_child() {
     INSIDE.store((INSIDE.load(Relaxed) & !COUNT).wrapping_add(EPOCH), SeqCst);
     MAKING.store(0, SeqCst);
+    // Its table is as large as what was open, and it may start threads before it accepts.
+    if LISTENS.load(Relaxed) {
+        grow(MOST_IN_A_CHILD);
+    }
 }
 
 /// Makes a descriptor of the library's own, by a system call that makes one close-on-exec. Returns
@@ -189,24 +197,74 @@ pub(crate) fn adopt(fd: c_int) -> c_int {
 
 /// A name for `fd` out of the application's way.
 fn lift(fd: c_int) -> c_int {
-    let mut limit = libc::rlimit { rlim_cur: 1024, rlim_max: 1024 };
-    let _ = sys::getrlimit_nofile(&mut limit);
-    let soft = (limit.rlim_cur as usize).min(CAPACITY);
+    let (limit, soft) = soft_limit();
     let mut high = -1;
     let room = room_above(limit);
-    if room > 0 {
-        let raised =
-            libc::rlimit { rlim_cur: limit.rlim_cur + room as u64, rlim_max: limit.rlim_max };
-        if sys::setrlimit_nofile(&raised) >= 0 {
-            high = sys::fcntl(fd, libc::F_DUPFD_CLOEXEC, soft) as c_int;
-            let _ = sys::setrlimit_nofile(&limit);
-        }
+    if room > 0 && raise(limit, room) {
+        high = sys::fcntl(fd, libc::F_DUPFD_CLOEXEC, soft) as c_int;
+        let _ = sys::setrlimit_nofile(&limit);
     }
     if high < 0 {
         // Never a number that the application is about to be given.
-        high = sys::fcntl(fd, libc::F_DUPFD_CLOEXEC, soft - soft / 4) as c_int;
+        high = sys::fcntl(fd, libc::F_DUPFD_CLOEXEC, below(soft)) as c_int;
     }
     high
+}
+
+fn soft_limit() -> (libc::rlimit, usize) {
+    let mut limit = libc::rlimit { rlim_cur: 1024, rlim_max: 1024 };
+    let _ = sys::getrlimit_nofile(&mut limit);
+    (limit, (limit.rlim_cur as usize).min(CAPACITY))
+}
+
+/// Where the library's numbers begin where there is no room above the soft limit.
+fn below(soft: usize) -> usize {
+    soft - soft / 4
+}
+
+fn raise(limit: libc::rlimit, room: usize) -> bool {
+    let raised = libc::rlimit { rlim_cur: limit.rlim_cur + room as u64, rlim_max: limit.rlim_max };
+    sys::setrlimit_nofile(&raised) >= 0
+}
+
+/// Whether [`make_room`] was asked for.
+static LISTENS: AtomicBool = AtomicBool::new(false);
+/// A table for more numbers costs too much to be made before it is needed: 8 bytes each, in a
+/// process that listens, and in each of its children (10 us).
+const MOST_EARLY: usize = 1 << 16;
+const MOST_IN_A_CHILD: usize = 1 << 14;
+
+/// The process is about to listen, and will want numbers of its own: has the kernel make room for
+/// them, if there is one thread. With several that takes 8 to 16 ms (fs/file.c: expand_fdtable,
+/// synchronize_rcu), in which somebody may be waiting for an answer: it is left to the first number
+/// then.
+pub(crate) fn make_room() {
+    if !LISTENS.load(Relaxed) {
+        LISTENS.store(true, Relaxed);
+        if sys::has_one_thread() {
+            grow(MOST_EARLY);
+        }
+    }
+}
+
+/// As [`make_room`], by the only thread. Makes no descriptor: dup3 makes the room first, and finds
+/// then that there is nothing to duplicate. `most`: for no more numbers than that.
+fn grow(most: usize) {
+    let (limit, soft) = soft_limit();
+    let room = room_above(limit);
+    let first = if room > 0 { soft } else { below(soft) };
+    if first >= most {
+        return;
+    }
+    // (Nor may a handler of the application's find, or change, a raised limit.)
+    let signals = sys::hold_signals();
+    if room == 0 || raise(limit, room) {
+        let _ = sys::dup3(-1, first as c_int, libc::O_CLOEXEC);
+    }
+    if room > 0 {
+        let _ = sys::setrlimit_nofile(&limit);
+    }
+    sys::restore_signals(signals);
 }
 
 fn keep(high: c_int) -> c_int {
@@ -281,5 +339,73 @@ mod tests {
         leave(stuck);
         assert_eq!(INSIDE.load(Relaxed), now, "and does not count when it ends");
         fd_words::close_internal(fd);
+    }
+
+    /// How many descriptors the kernel's table of this process has room for.
+    fn table() -> usize {
+        let mut text = [0u8; 4096];
+        let fd = sys::open(b"/proc/self/status\0", libc::O_RDONLY | libc::O_CLOEXEC, 0) as c_int;
+        let n = sys::read(fd, &mut text) as usize;
+        let _ = sys::close(fd);
+        let text = core::str::from_utf8(&text[..n]).unwrap();
+        let line = text.lines().find_map(|line| line.strip_prefix("FDSize:")).unwrap();
+        line.trim().parse().unwrap()
+    }
+
+    /// In a child with one thread, whose table is that of a small process: a fork copies only what
+    /// is open.
+    fn with_a_small_table(f: impl FnOnce() -> bool) -> bool {
+        crate::testing::alone_in_child(|| {
+            crate::testing::in_child(|| {
+                let hard = soft_limit().0.rlim_max;
+                let small = libc::rlimit { rlim_cur: 1024, rlim_max: hard };
+                LISTENS.store(false, Relaxed);
+                after_fork_in_child();
+                sys::setrlimit_nofile(&small) >= 0 && table() < 1024 && f()
+            })
+        })
+    }
+
+    fn has_room() -> bool {
+        let (limit, soft) = soft_limit();
+        let next = if room_above(limit) > 0 { soft } else { below(soft) };
+        soft == 1024 && table() > next
+    }
+
+    #[test]
+    fn who_listens_has_room_for_the_librarys_numbers_and_so_have_its_children() {
+        crate::testing::init();
+        let listens = || {
+            let fd = sys::socket(libc::AF_INET, libc::SOCK_STREAM, 0) as c_int;
+            crate::establish::on_socket(fd, libc::AF_INET, libc::SOCK_STREAM, 0);
+            crate::establish::before_listen(fd);
+            let _ = sys::close(fd);
+        };
+        assert!(with_a_small_table(|| {
+            listens();
+            let child = crate::testing::in_child(|| {
+                let small = table() < 768;
+                after_fork_in_child();
+                small && has_room()
+            });
+            has_room() && child
+        }));
+        // With a second thread nobody waits for that.
+        assert!(with_a_small_table(|| {
+            let mut thread = 0;
+            let (usual, nothing) = (core::ptr::null(), core::ptr::null_mut());
+            // SAFETY: a thread that sleeps, until the process ends.
+            unsafe { libc::pthread_create(&mut thread, usual, sleeps, nothing) };
+            listens();
+            !has_room()
+        }));
+    }
+
+    extern "C" fn sleeps(nothing: *mut core::ffi::c_void) -> *mut core::ffi::c_void {
+        loop {
+            core::hint::black_box(nothing);
+            // SAFETY: pause(2).
+            unsafe { libc::pause() };
+        }
     }
 }

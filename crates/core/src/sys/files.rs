@@ -36,6 +36,15 @@ pub(crate) fn inode(fd: c_int) -> Option<(u64, u64)> {
     let mut st: libc::stat = unsafe { core::mem::zeroed() };
     (sys!(SYS_fstat, fd, &mut st as *mut libc::stat) >= 0).then_some((st.st_dev, st.st_ino))
 }
+/// Whether this is the process's only thread, as the kernel counts them; not where it does not say.
+pub(crate) fn has_one_thread() -> bool {
+    // SAFETY: all zero is a valid `stat`.
+    let mut st: libc::stat = unsafe { core::mem::zeroed() };
+    let path = c"/proc/self/task".as_ptr();
+    let r = sys!(SYS_newfstatat, libc::AT_FDCWD, path, &raw mut st, 0);
+    // The directory's own two names, and one for each thread's.
+    r >= 0 && st.st_nlink == 3
+}
 /// Reads a symbolic link (`path` ends in NUL) into `out`; returns the length.
 pub(crate) fn readlink(path: &[u8], out: &mut [u8]) -> isize {
     debug_assert!(path.last() == Some(&0));
