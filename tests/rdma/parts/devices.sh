@@ -2,7 +2,8 @@
 # shellcheck shell=bash disable=SC2154
 
 # Two devices in one kernel. A queue belongs to one of them, and each queue's I/O thread comes with
-# it; strace has the threads' CPUs, as a kernel of one CPU shows no other.
+# it; strace has the threads' CPUs, as a kernel of one CPU shows no other (NACC_SOR_IO_THREADS,
+# NACC_SOR_AFFINITY).
 devices() {
   rig one --device "$1" --memory 700 "ip link add net1 type dummy && ip link set net1 mtu 4200 && ip address add 10.0.1.1/24 dev net1 && ip link set net1 up &&
 add_device $1 1 10.0.1.1 || exit

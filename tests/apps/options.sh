@@ -1,0 +1,15 @@
+#!/usr/bin/env bash
+# Every option of netacc.conf, changed, and what comes of it on shared memory (options_app.py; over
+# RDMA: tests/rdma/parts/options.sh).
+. "$(dirname "$0")/lib.sh"
+need_library
+command -v python3 >/dev/null || { skip all "no python3"; finish; exit; }
+while read -r name said; do
+  case $said in
+    ok) ok "$name" ;;
+    skipped*) skip "$name" "${said#skipped: }" ;;
+    *) fail "$name" "$said" ;;
+  esac
+done < <(NETACC_LIB_DIR=$LIB_DIR python3 -B "$here/options_app.py" check shm 127.0.0.1 "$@" 2>&1)
+[ $((PASSED + FAILED + SKIPPED)) -gt 0 ] || fail all "it says nothing"
+finish

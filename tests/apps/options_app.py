@@ -1,0 +1,545 @@
+#!/usr/bin/env python3
+"""Every option of netacc.conf, changed, and what comes of it: for options.sh and tests/rdma/run.
+
+    options_app.py check shm|rdma ADDRESS [OPTION...]
+        a line for each option: `OPTION ok`, `OPTION skipped: why` or `OPTION FAILED: why`. Both
+        ends are here, and connections between them take that path. Status 1: something failed, or
+        an option of `netacc cfg list` has no test.
+    options_app.py serve ADDRESS PORT       echoes
+    options_app.py obey ADDRESS PORT        does what it is told on standard input, a line each
+
+What is looked at is what anybody can see: netacc_ss, threads, files, the answers of calls. Nothing
+here is a time but for what must not happen, which is waited for by what must happen besides.
+"""
+import contextlib
+import ctypes
+import glob
+import json
+import os
+import selectors
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+BIN = Path(os.environ.get("NETACC_LIB_DIR") or Path(__file__).resolve().parents[2] / "target/release").resolve()
+TREE = Path(__file__).resolve().parents[2]
+PLAIN = {name: value for name, value in os.environ.items() if not name.startswith(("NACC_", "LD_PRELOAD"))}
+PATIENCE = 60
+IO_URING_SETUP = 425
+# Those that one path alone heeds are tested there; that the other one works with them all the same
+# is tested by `works`. These have tests of their own, in which they stand by their names.
+ELSEWHERE = {
+    "NACC_CQ_COMP_VECTOR": "crates/core/src/remote/tests/parameters.rs",
+    "NACC_RDMA_STALL_MS": "crates/core/src/remote/tests/lost.rs",
+    "NACC_RDMA_KEEPER_S": "tests/rdma/guest/exits.py",
+    "NACC_SOR_AFFINITY": "tests/rdma/parts/devices.sh",
+}
+
+
+class Failed(Exception):
+    pass
+
+
+class Skipped(Exception):
+    pass
+
+
+# ---------------------------------------------------------------- the two ends
+
+
+def serve(address, port):
+    listener, select = socket.create_server((address, int(port)), backlog=128), selectors.DefaultSelector()
+    listener.setblocking(False)
+    select.register(listener, selectors.EVENT_READ)
+    while True:
+        for key, _ in select.select():
+            if key.fileobj is listener:
+                with contextlib.suppress(BlockingIOError):
+                    connection = listener.accept()[0]
+                    connection.setblocking(True)
+                    select.register(connection, selectors.EVENT_READ)
+                continue
+            try:
+                data = key.fileobj.recv(65536)
+            except ConnectionResetError:
+                data = b""
+            if not data:
+                select.unregister(key.fileobj)
+                key.fileobj.close()
+            else:
+                key.fileobj.sendall(data)
+
+
+def turn(connection, size=100):
+    sent, got = os.urandom(size), b""
+    connection.sendall(sent)
+    while len(got) < size:
+        part = connection.recv(65536)
+        if not part:
+            sys.exit("the server has ended")
+        got += part
+    if got != sent:
+        sys.exit("other bytes have come back")
+
+
+def obey(address, port):
+    """open N; marked (one with a mark); turns N (on all); last (a byte on the last one); close;
+    once (a connection that lives for a moment: its port here); ring (an io_uring: how it went)."""
+    place, connections = (address, int(port)), []
+    for line in sys.stdin:
+        answer = "done"
+        # (Who hangs ends.)
+        signal.alarm(PATIENCE)
+        match line.split():
+            case ["open", count]:
+                connections += [socket.create_connection(place) for _ in range(int(count))]
+            case ["marked"]:
+                connections.append(socket.socket())
+                try:
+                    connections[-1].setsockopt(socket.SOL_SOCKET, socket.SO_MARK, 7)
+                except PermissionError:
+                    answer = "not permitted"
+                connections[-1].connect(place)
+            case ["turns", count]:
+                for _ in range(int(count)):
+                    for connection in connections:
+                        turn(connection)
+            case ["last"]:
+                connections[-1].sendall(b"x")
+            case ["close"]:
+                while connections:
+                    connections.pop().close()
+            case ["once"]:
+                with socket.create_connection(place) as connection:
+                    answer = connection.getsockname()[1]
+                    for _ in range(20):
+                        [turn(connection) for _ in range(10)]
+                        time.sleep(0.002)
+            case ["ring"]:
+                libc = ctypes.CDLL(None, use_errno=True)
+                fd = libc.syscall(IO_URING_SETUP, 8, ctypes.create_string_buffer(120))
+                answer = "made" if fd >= 0 else os.strerror(ctypes.get_errno())
+        signal.alarm(0)
+        print(answer, flush=True)
+
+
+def free_port(address):
+    with socket.create_server((address, 0)) as probe:
+        return probe.getsockname()[1]
+
+
+class Pair:
+    """A server and a client with the library and these options."""
+
+    def __init__(self, path, address, options, server=None):
+        self.folder = tempfile.TemporaryDirectory()
+        self.path, self.log = path, Path(self.folder.name) / "log"
+        paths = "rdma" if path == "rdma" else "shm"
+        self.given = {"NACC_PATHS": paths, "NACC_LOG_PATH": str(self.log), "NACC_CONF": "/dev/null"} | options
+        port = str(free_port(address))
+        self.server = self.start(self.given if server is None else server, "serve", address, port)
+        self.until(lambda: self.listens(int(port)), "the server listens")
+        self.client = self.start(self.given, "obey", address, port, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+
+    def start(self, given, *words, **how):
+        preload = {"LD_PRELOAD": str(BIN / "libnetacc_preload.so")} if given else {}
+        return subprocess.Popen([sys.executable, "-B", __file__, *words], env=PLAIN | preload | given, **how)
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        for process in (self.client, self.server):
+            process.kill()
+            process.wait()
+        self.folder.cleanup()
+
+    @staticmethod
+    def listens(port):
+        tables = (line.split() for name in ("tcp", "tcp6") for line in open(f"/proc/net/{name}"))
+        return any(fields[1].endswith(f":{port:04X}") and fields[3] == "0A" for fields in tables)
+
+    def tell(self, words):
+        self.client.stdin.write(f"{words}\n")
+        self.client.stdin.flush()
+        answer = self.client.stdout.readline().strip()
+        if not answer:
+            raise Failed(f"the client has ended at `{words}`")
+        return answer
+
+    def until(self, is_so, what, step=None):
+        """By looking again; what it was at last, which is true."""
+        end = time.monotonic() + PATIENCE
+        while not (found := is_so()):
+            if time.monotonic() > end:
+                raise Failed(f"not within {PATIENCE} s: {what}; {self.look('sock')}")
+            step() if step else None
+            time.sleep(0.02)
+        return found
+
+    def look(self, section, process=None):
+        pid = str((process or self.client).pid)
+        said = subprocess.run([BIN / "netacc_ss", "--json", "-s", section, pid], env=PLAIN, capture_output=True, text=True)
+        return json.loads(said.stdout) if not said.returncode else {}
+
+    def sockets(self):
+        return self.look("sock").get("sockets", [])
+
+    def on(self, path=None):
+        """How many connections are on it, in both directions."""
+        path = path or self.path
+        return sum(s["tx_path"] == s["rx_path"] == path for s in self.sockets())
+
+    def reasons(self):
+        return sorted(s["reason"] for s in self.sockets())
+
+    def counter(self, name):
+        return self.look("cnt").get("counters", {}).get(name, 0)
+
+    def channels(self):
+        return [c for c in self.look("qp").get("channels", []) if c["path"] == self.path]
+
+    def arena(self):
+        return sum(c["arena_bytes"] for c in self.channels())
+
+    def pairs(self):
+        return sum(c["pairs"] for c in self.channels())
+
+    def accelerate(self, count):
+        """So many more connections, used until all are accelerated."""
+        wanted = self.on() + count
+        self.tell(f"open {count}")
+        self.until(lambda: self.on() == wanted, f"{wanted} on {self.path}", lambda: self.tell("turns 4"))
+        self.tell("turns 4")
+        return self
+
+    def threads(self):
+        tasks = glob.glob(f"/proc/{self.client.pid}/task/*/comm")
+        return [Path(task).read_text().strip() for task in tasks]
+
+
+def same(what, expected, got):
+    if expected != got:
+        raise Failed(f"{what}: {got}, and not {expected}")
+
+
+def holds(what, is_so):
+    if not is_so:
+        raise Failed(what)
+
+
+# ---------------------------------------------------------------- what each option does
+
+TESTS = {}
+
+
+def test(function):
+    TESTS[function.__name__] = function
+    return function
+
+
+def of(path, address):
+    return lambda **options: Pair(path, address, options.pop("options", {}), **options)
+
+
+def works(pair, options):
+    """It changes nothing on this path, where the connection is accelerated all the same."""
+    with pair(options=options) as both:
+        both.accelerate(1)
+
+
+@test
+def NACC_SOR_MSG_SIZE(path, pair):
+    """A ring is 16 of them, over RDMA 8."""
+    for size in (4096, 32768):
+        with pair(options={"NACC_SOR_MSG_SIZE": str(size)}) as both:
+            both.accelerate(1)
+            name = "rx_ring_bytes" if path == "rdma" else "tx_ring_bytes"
+            ring = both.until(lambda: both.sockets()[0][name], "a ring's size is known", lambda: both.tell("turns 1"))
+            same(f"ring of {size}", size * (8 if path == "rdma" else 16), ring)
+
+
+def arena(path, pair, count, first, most):
+    options = {"NACC_SOR_MSG_SIZE": "4096", "NACC_RDMA_MR_MIN_INC_SIZE": str(first), "NACC_RDMA_MR_MAX_INC_SIZE": str(most)}
+    if path == "rdma":
+        options["NACC_SOR_CONN_PER_QP"] = "32"
+    with pair(options=options) as both:
+        return both.accelerate(count).arena()
+
+
+@test
+def NACC_RDMA_MR_MIN_INC_SIZE(path, pair):
+    """The first piece of memory, at least what a connection needs."""
+    small, large = (arena(path, pair, 1, first, 1 << 20) for first in (4096, 1 << 20))
+    holds(f"first piece: {small} bytes, then {large}", small < large and large >= 1 << 20)
+
+
+@test
+def NACC_RDMA_MR_MAX_INC_SIZE(path, pair):
+    """The largest piece: with small ones a process has no more than it needs."""
+    small, large = (arena(path, pair, 9, 4096, most) for most in (4096, 8 << 20))
+    holds(f"nine connections: {small} bytes, then {large}", 0 < small < large)
+
+
+@test
+def NACC_SOR_CONN_PER_QP(path, pair):
+    """Connections that share a queue pair."""
+    for most in (1, 4):
+        with pair(options={"NACC_SOR_CONN_PER_QP": str(most)}) as both:
+            both.accelerate(4)
+            same(f"pairs of 4 connections, {most} on each", 4 // most if path == "rdma" else 0, both.pairs())
+
+
+@test
+def NACC_SOR_IO_THREADS(path, pair):
+    """(How many: tests/rdma/parts/devices.sh.) None without a queue pair."""
+    with pair(options={"NACC_SOR_IO_THREADS": "2"}) as both:
+        both.accelerate(1)
+        same("I/O threads", path == "rdma", "netacc-io" in both.threads())
+
+
+def kept(both):
+    """What is kept of a channel whose connections have ended at both ends."""
+    return sum(both.pairs() if both.path == "rdma" else 1 for c in both.channels())
+
+
+@test
+def NACC_EMPTY_QP_EXPIRE_MS(path, pair):
+    """0: a channel ends with its last connection; -1: never. (By default after a minute.)"""
+    for expires in ("0", "-1"):
+        with pair(options={"NACC_EMPTY_QP_EXPIRE_MS": expires}) as both:
+            both.accelerate(2).tell("close")
+            if expires == "0":
+                both.until(lambda: not kept(both), "what is empty has gone")
+                continue
+            both.until(lambda: not any(c["slots_used"] for c in both.channels()), "nothing is used")
+            first = kept(both)
+            time.sleep(2)
+            holds(f"kept {first}, then {kept(both)}", 0 < first == kept(both))
+
+
+def port_is_used_again(pair, options):
+    """(A connection that is over before both ends have agreed leaves nothing.)"""
+    with pair(options=options) as both:
+        ports, is_due = [], options.get("NACC_FAST_CONNECT") == "1" and "NACC_EMPTY_QP_MAX_ALL" not in options
+        end = time.monotonic() + (PATIENCE if is_due else 0)
+        while len(ports) < 20 or (len(ports) == len(set(ports)) and time.monotonic() < end):
+            ports.append(both.tell("once"))
+        return len(ports) > len(set(ports))
+
+
+@test
+def NACC_EMPTY_QP_MAX_ALL(path, pair):
+    """Queue pairs that are kept; on shared memory, with fast connect, TCP connections."""
+    if path == "shm":
+        fast = {"NACC_FAST_CONNECT": "1"}
+        same("a TCP connection serves again", True, port_is_used_again(pair, fast))
+        same("and with none that is kept", False, port_is_used_again(pair, fast | {"NACC_EMPTY_QP_MAX_ALL": "0"}))
+        return
+    most_kept(pair, "NACC_EMPTY_QP_MAX_ALL")
+
+
+def most_kept(pair, name):
+    for most in (1, 3):
+        with pair(options={"NACC_SOR_CONN_PER_QP": "1", "NACC_EMPTY_QP_EXPIRE_MS": "-1", name: str(most)}) as both:
+            both.accelerate(4).tell("close")
+            both.until(lambda: both.pairs() == most, f"{most} pairs are kept of 4")
+
+
+@test
+def NACC_EMPTY_QP_MAX_PER(path, pair):
+    """Queue pairs that are kept to one address."""
+    most_kept(pair, "NACC_EMPTY_QP_MAX_PER") if path == "rdma" else works(pair, {"NACC_EMPTY_QP_MAX_PER": "0"})
+
+
+@test
+def NACC_CONNECT_RDMA_PERCENT(path, pair):
+    for percent in (0, 50):
+        with pair(options={"NACC_CONNECT_RDMA_PERCENT": str(percent)}, server={}) as both:
+            both.tell("open 8")
+            left = 8 - 8 * percent // 100
+            both.until(lambda: both.reasons().count("sampled-out") == left, f"{left} of 8 are left out", lambda: both.tell("turns 4"))
+
+
+@test
+def NACC_ENABLE_RDMA_DEFAULT(path, pair):
+    stays(pair, {"NACC_ENABLE_RDMA_DEFAULT": "0"}, "disabled-by-config")
+    works(pair, {"NACC_ENABLE_RDMA_DEFAULT": "1"})
+
+
+def stays(pair, options, reason):
+    """On TCP, for that."""
+    with pair(options=options) as both:
+        both.tell("open 1")
+        both.until(lambda: both.reasons() == [reason], f"it says {reason}", lambda: both.tell("turns 4"))
+        same("on TCP", 1, both.on("tcp"))
+
+
+@test
+def NACC_LOG_LEVEL(path, pair):
+    for level, says in (("1", True), ("3", False)):
+        with pair(options={"NACC_LOG_LEVEL": level}) as both:
+            both.accelerate(1)
+            same(f"DEBUG at level {level}", says, both.log.exists() and " DEBUG " in both.log.read_text())
+
+
+@test
+def NACC_LOG_PATH(path, pair):
+    with tempfile.TemporaryDirectory() as folder, pair(options={"NACC_LOG_LEVEL": "1", "NACC_LOG_PATH": f"{folder}/%p-%u"}) as both:
+        both.accelerate(1)
+        same("files", sorted(f"{p.pid}-{os.geteuid()}" for p in (both.server, both.client)), sorted(os.listdir(folder)))
+
+
+@test
+def NACC_SOR_AFFINITY(path, pair):
+    """(The I/O threads' CPUs: ELSEWHERE.) The program's own are as they were."""
+    with pair(options={"NACC_SOR_AFFINITY": "0"}) as both:
+        both.accelerate(1)
+        same("CPUs", os.sched_getaffinity(0), os.sched_getaffinity(both.client.pid))
+
+
+@test
+def NACC_CONN_TCP_FIRST(path, pair):
+    """Of a connection that only sends, to a listener that is known: it shows with the eighth that
+    it lives, and with 1 that is not enough. Between hosts there is no effect."""
+    for first in ("0", "1"):
+        with pair(options={"NACC_CONN_TCP_FIRST": first}) as both:
+            both.accelerate(1)
+            if path == "rdma":
+                continue
+            both.tell("open 1")
+            for _ in range(8):
+                both.tell("last")
+            same(f"has not started with {first}", first == "1", "not-started" in both.reasons())
+
+
+@test
+def NACC_FAST_CONNECT(path, pair):
+    """A port serves again. Between hosts there is no effect."""
+    if path == "rdma":
+        return works(pair, {"NACC_FAST_CONNECT": "1"})
+    same("a port serves again", True, port_is_used_again(pair, {"NACC_FAST_CONNECT": "1"}))
+    same("and without", False, port_is_used_again(pair, {"NACC_FAST_CONNECT": "0"}))
+
+
+@test
+def NACC_POLL_MS(path, pair):
+    for most, polls in (("0", False), ("10", True)):
+        with pair(options={"NACC_POLL_MS": most}) as both:
+            both.accelerate(1)
+            spins = lambda: both.counter("spins_won") + both.counter("spins_lost")
+            if polls:
+                both.until(spins, "it polls", lambda: both.tell("turns 50"))
+            else:
+                both.tell("turns 300")
+                same("polls with 0", 0, spins())
+
+
+@test
+def NACC_POLL_TCP_US(path, pair):
+    """Of connections on plain TCP, whose server has no library."""
+    for most, looks in (("0", False), ("1000", True)):
+        with pair(options={"NACC_POLL_TCP_US": most}, server={}) as both:
+            both.tell("open 1")
+            if looks:
+                both.until(lambda: both.counter("kernel_looks"), "it looks", lambda: both.tell("turns 50"))
+            else:
+                both.tell("turns 300")
+                same("looks with 0", 0, both.counter("kernel_looks"))
+
+
+@test
+def NACC_CQ_COMP_VECTOR(path, pair):
+    works(pair, {"NACC_CQ_COMP_VECTOR": "1"})
+
+
+@test
+def NACC_RDMA_STALL_MS(path, pair):
+    works(pair, {"NACC_RDMA_STALL_MS": "0"})
+
+
+@test
+def NACC_KERNEL_POLICY(path, pair):
+    """A mark keeps a connection from RDMA, unless that is not to be looked at."""
+    for policy in ("1", "0"):
+        with pair(options={"NACC_KERNEL_POLICY": policy}) as both:
+            if both.tell("marked") != "done":
+                raise Skipped("a mark needs CAP_NET_ADMIN")
+            reason = "kernel-policy" if path == "rdma" and policy == "1" else "none"
+            both.until(lambda: both.reasons() == [reason] and both.on(path if reason == "none" else "tcp") == 1,
+                       f"{reason} with {policy}", lambda: both.tell("turns 4"))
+
+
+@test
+def NACC_RDMA_KEEPER_S(path, pair):
+    works(pair, {"NACC_RDMA_KEEPER_S": "0"})
+
+
+@test
+def NACC_PATHS(path, pair):
+    stays(pair, {"NACC_PATHS": "tcp"}, "paths-exclude-it")
+    works(pair, {"NACC_PATHS": path})
+    # Each takes the first one that both ends can use.
+    works(pair, {"NACC_PATHS": "rdma,shm" if path == "rdma" else "shm,rdma"})
+
+
+@test
+def NACC_IO_URING(path, pair):
+    with pair(options={}, server={}) as both:
+        there = both.tell("ring")
+    for how in ("0", "1", "2"):
+        with pair(options={"NACC_IO_URING": how}) as both:
+            both.accelerate(1)
+            same(f"a ring with {how}", "Function not implemented" if how == "0" else there, both.tell("ring"))
+            if how == "2" and there == "made":
+                both.until(lambda: both.reasons() == ["io-uring"], "it says io-uring", lambda: both.tell("turns 1"))
+            else:
+                both.tell("turns 20")
+                same(f"accelerated with {how}", 1, both.on())
+
+
+@test
+def NACC_TRACE(path, pair):
+    def traced(both):
+        said = subprocess.run([BIN / "netacc", "trace", "show", "-p", str(both.client.pid)], env=PLAIN, capture_output=True, text=True)
+        return " promoted " in said.stdout
+    for on in (True, False):
+        with pair(options={"NACC_TRACE": str(int(on))}) as both:
+            both.accelerate(1)
+            both.until(lambda: traced(both), "it is traced") if on else same("traced", False, traced(both))
+
+
+# ----------------------------------------------------------------
+
+
+def check(path, address, *wanted):
+    listed = json.loads(subprocess.run([BIN / "netacc", "cfg", "list", "--json"], env=PLAIN | {"NACC_CONF": "/dev/null"},
+                                       check=True, capture_output=True).stdout)
+    names, failed = sorted(one["name"] for one in listed["parameters"]), False
+    if names != sorted(TESTS):
+        print(f"list FAILED: here or in `netacc cfg list` alone: {sorted({*names} ^ {*TESTS})}")
+        failed = True
+    for name, where in ELSEWHERE.items():
+        if name not in (TREE / where).read_text():
+            print(f"{name}-elsewhere FAILED: {where} does not name it")
+            failed = True
+    for name, body in TESTS.items():
+        if wanted and name not in wanted:
+            continue
+        try:
+            body(path, of(path, address))
+            print(f"{name} ok", flush=True)
+        except Skipped as why:
+            print(f"{name} skipped: {why}", flush=True)
+        except (Failed, OSError, ValueError, IndexError) as why:
+            print(f"{name} FAILED: {why!r}", flush=True)
+            failed = True
+    return failed
+
+
+if __name__ == "__main__":
+    sys.exit({"check": check, "serve": serve, "obey": obey}[sys.argv[1]](*sys.argv[2:]))
