@@ -9,7 +9,7 @@
 //! | `exhaustive` | every state of a small ring, every value of the peer's words |
 //! | `threads` | two real threads; under Miri with its data race detector and weak memory |
 //! | `loom_sleepers` | the same of sleeping and being woken, as `core` does it, with threads that sleep |
-//! | `loom_tests` | every interleaving of small cases, run with `RUSTFLAGS="--cfg loom" cargo test -p netacc-ring --profile quick loom_` |
+//! | `loom_tests` | every interleaving of small cases, run with `RUSTFLAGS="--cfg loom" cargo test -p netacc-ring --profile loom --lib loom_` |
 
 #[cfg(not(any(loom, miri)))]
 mod bad_address;
