@@ -13,7 +13,9 @@ pub fn path() -> PathBuf {
     // A cdylib is not built for the sake of an integration test.
     let mut cargo = Command::new(env!("CARGO"));
     cargo
-        .args(["build", "--quiet", "--package", "netacc-preload", "--target-dir"])
+        .args(["build", "--quiet", "--package", "netacc-preload"])
+        // As the profile says, whatever the environment makes of the tests.
+        .args(["--config", "profile.dev.panic='abort'", "--target-dir"])
         .arg(profile.parent().unwrap());
     if profile.ends_with("release") {
         cargo.arg("--release");
