@@ -6,6 +6,7 @@
 #![allow(clippy::type_complexity)]
 
 mod bad;
+mod bpf;
 mod broker;
 mod ctx;
 mod helpers;

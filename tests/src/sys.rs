@@ -44,6 +44,11 @@ impl fmt::Debug for E {
     }
 }
 
+/// Whether this process was started with the library.
+pub fn has_library() -> bool {
+    std::env::var_os("LD_PRELOAD").is_some()
+}
+
 pub fn errno() -> E {
     E(std::io::Error::last_os_error().raw_os_error().unwrap_or(0))
 }

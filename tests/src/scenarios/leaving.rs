@@ -220,6 +220,48 @@ pub fn list() -> Vec<Scenario> {
         )
         .demoted(),
         pair(
+            "leaving/while-the-peer-is-stopped",
+            "a connection comes into a fifth epoll set while its peer's process is stopped: what is unread comes, when the peer goes on at the latest",
+            |t| {
+                let fd = t.server();
+                let peer: i32 = t.hear().parse().expect("a pid");
+                await_bytes(fd, UNREAD);
+                t.log("stop", sys::kill(peer, libc::SIGSTOP));
+                while !all_stopped(peer) {
+                    sys::sleep_ms(1);
+                }
+                let sets = [(); 5].map(|()| {
+                    let set = sys::epoll_create1(libc::EPOLL_CLOEXEC).expect("epoll_create1");
+                    let events = EPOLLIN as u32;
+                    sys::epoll_ctl(set, libc::EPOLL_CTL_ADD, fd, events, 1).expect("ADD");
+                    set
+                });
+                let there = sys::recv(fd, &mut [0; 10], MSG_DONTWAIT | MSG_PEEK) == Ok(10);
+                // What had come onto the fast path is not there.
+                let is_so = match (t.waits_until_fast(), sys::has_library()) {
+                    (true, _) => !there,
+                    (_, false) => there,
+                    _ => true,
+                };
+                t.log("as it has to be", is_so);
+                t.log("continue", sys::kill(peer, libc::SIGCONT));
+                for set in sets {
+                    t.log("told", sys::epoll_wait(set, 8, -1).map(|e| e.len()));
+                }
+                receive(t, fd, 0, UNREAD, 333);
+                t.went_back(fd, "several-epoll-sets");
+                t.tell("received");
+            },
+            |t| {
+                let fd = t.client();
+                t.tell(&sys::getpid().to_string());
+                t.pour(fd, 9, UNREAD);
+                t.wait("received");
+                t.log("close", sys::close(fd));
+            },
+        )
+        .demoted(),
+        pair(
             "leaving/options-with-many-unread-bytes",
             "the same with more unread bytes than the kernel takes at once",
             |t| {

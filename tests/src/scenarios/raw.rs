@@ -1,11 +1,12 @@
 //! Programs that make some of their calls past libc, where the library cannot see them.
 
+use crate::bpf;
 use crate::ctx::{Ctx, await_bytes, recv_exact, send_all};
 use crate::raw::{self, Set};
 use crate::ring::Ring;
 use crate::scenario::{Scenario, pair};
 use crate::sys::{self, E, Fd};
-use libc::{EAGAIN, EPOLLET, EPOLLIN, MSG_DONTWAIT, POLLIN};
+use libc::{AF_INET, EAGAIN, EPOLLET, EPOLLIN, MSG_DONTWAIT, POLLIN, SOCK_STREAM};
 use std::sync::atomic::{AtomicBool, Ordering};
 
 const MESSAGE: usize = 64;
@@ -593,5 +594,46 @@ pub fn list() -> Vec<Scenario> {
             },
         )
         .any_path(),
+        pair(
+            "raw/kernel-as-user",
+            "a BPF map of sockets makes the kernel a connection's user: what comes goes on to another one (an accelerated connection's: to no one but the program)",
+            |t| {
+                let fd = t.server();
+                let [near, far] = loopback();
+                // (Where the caller may not, or the kernel has none of this, nothing is shown.)
+                let map = bpf::send_on(fd, near);
+                t.meet("told");
+                t.wait("sent");
+                let came = sys::poll(&[(fd, POLLIN), (far, POLLIN)], 10_000).expect("poll").1;
+                let is_so = match came[..] {
+                    _ if map.is_err() => true,
+                    [here, there] if t.waits_until_fast() => here != 0 && there == 0,
+                    [here, there] if !sys::has_library() => here == 0 && there != 0,
+                    [here, there] => (here != 0) != (there != 0),
+                    _ => false,
+                };
+                t.log("as it has to be", is_so);
+                t.meet("end");
+            },
+            |t| {
+                let fd = t.client();
+                t.meet("told");
+                send_all(fd, b"hello");
+                t.tell("sent");
+                t.meet("end");
+            },
+        ),
     ]
+}
+
+/// Both ends of a new connection.
+fn loopback() -> [Fd; 2] {
+    let listener = sys::socket(AF_INET, SOCK_STREAM, 0).expect("socket");
+    sys::bind(listener, sys::home()).expect("bind");
+    sys::listen(listener, 1).expect("listen");
+    let near = sys::socket(AF_INET, SOCK_STREAM, 0).expect("socket");
+    sys::connect(near, sys::getsockname(listener).expect("name")).expect("connect");
+    let far = sys::accept(listener).expect("accept");
+    sys::close(listener).expect("close");
+    [near, far]
 }
