@@ -49,6 +49,11 @@ pub fn has_library() -> bool {
     std::env::var_os("LD_PRELOAD").is_some()
 }
 
+/// Whether it is to use RDMA.
+pub fn over_rdma() -> bool {
+    std::env::var_os("NACC_PATHS").is_some_and(|paths| paths == "rdma")
+}
+
 pub fn errno() -> E {
     E(std::io::Error::last_os_error().raw_os_error().unwrap_or(0))
 }
