@@ -1,7 +1,6 @@
 //! What the processes of a scenario ask the runner: what `netacc_ss` shows of their connections.
 
 use crate::runner::Mode;
-use crate::scenario::Expect;
 use crate::ss::{Build, Connection};
 use crate::sys;
 use std::collections::HashMap;
@@ -11,16 +10,16 @@ use std::time::{Duration, Instant};
 pub struct Broker<'a> {
     build: &'a Build,
     mode: Mode,
-    expect: Expect,
+    required: bool,
     first_asked: HashMap<(u16, u16), Instant>,
     pub problems: Vec<String>,
     pub accelerated: bool,
 }
 
 impl<'a> Broker<'a> {
-    pub fn new(build: &'a Build, mode: Mode, expect: Expect) -> Broker<'a> {
+    pub fn new(build: &'a Build, mode: Mode, required: bool) -> Broker<'a> {
         let (first_asked, problems) = (HashMap::new(), Vec::new());
-        Broker { build, mode, expect, first_asked, problems, accelerated: false }
+        Broker { build, mode, required, first_asked, problems, accelerated: false }
     }
 
     /// To a message of one of them. `None`: there is none.
@@ -35,6 +34,17 @@ impl<'a> Broker<'a> {
                     local,
                     peer,
                 ))
+            }
+            // A connection is where its warm-up was to bring it.
+            ["C"] => {
+                self.accelerated = true;
+                None
+            }
+            ["H", pid, local, peer, count] => {
+                let (local, peer) = (local.parse().unwrap_or(0), peer.parse().unwrap_or(0));
+                let asked = *self.first_asked.entry((local, peer)).or_insert_with(Instant::now);
+                let seen = self.build.connection(pid.parse().unwrap_or(0), local, peer);
+                Some(self.patience(asked, count.parse().unwrap_or(1), &format!("{seen:?}")))
             }
             ["T", pid, local, peer] => Some(self.sends_fast(
                 pid.parse().unwrap_or(0),
@@ -56,6 +66,7 @@ impl<'a> Broker<'a> {
                         peer.parse().unwrap_or(0),
                     ) {
                         Ok(c) if c.is_on(self.build.path) => {}
+                        Ok(c) if self.mode == Mode::Early && c.has_not_gone_back() => {}
                         // It has filled small rings, and comes back with whole ones.
                         Ok(c) if c.has_outgrown_its_rings() => return Some("outgrown".into()),
                         Ok(c) => {
@@ -108,7 +119,8 @@ impl<'a> Broker<'a> {
                 Some("ok".into())
             }
             [kind @ ("G" | "O"), pid, local, peer, ""] => {
-                let within = matches!(self.mode, Mode::Early | Mode::Fast | Mode::Switch);
+                let within =
+                    matches!(self.mode, Mode::Early | Mode::New | Mode::Fast | Mode::Switch);
                 if self.mode == Mode::Rdma || (kind == "O" && within) {
                     self.shows(
                         pid.parse().unwrap_or(0),
@@ -190,6 +202,7 @@ impl<'a> Broker<'a> {
         let near = self.build.connection(pid, local, peer);
         if near.as_ref().is_ok_and(|c| c.tx_path == self.build.path.name()) {
             self.first_asked.remove(&(local, peer));
+            self.accelerated = true;
             return "yes".into();
         }
         self.patience(asked, 1, &format!("sending {near:?}"))
@@ -197,10 +210,9 @@ impl<'a> Broker<'a> {
 
     /// The answer where it is not so, of so many connections: whether to ask again.
     fn patience(&mut self, asked: Instant, count: usize, seen: &str) -> String {
-        let required = self.mode.requires(self.expect);
         let patience = sys::patience()
             * match self.mode {
-                _ if required => Duration::from_secs(8),
+                _ if self.required => Duration::from_secs(8),
                 Mode::Starved => Duration::from_millis(100),
                 _ if count > 1 => Duration::from_secs(2),
                 // (It may be so for each of several connections.)
@@ -210,7 +222,7 @@ impl<'a> Broker<'a> {
             std::thread::sleep(Duration::from_millis(2));
             return "no".into();
         }
-        if required {
+        if self.required {
             self.problems.push(format!("not promoted within {patience:?}: {seen}"));
         }
         "give up".into()

@@ -18,6 +18,8 @@ const TRANSCRIPT: Fd = 1;
 /// The runner's word that the other process has ended.
 const GONE: &str = "gone";
 const WARM_MESSAGE: usize = 64;
+/// NETACC_LEVEL, NETACC_INFO.
+pub const NETACC: (libc::c_int, libc::c_int) = (0x6e61, 1);
 
 /// Which half of a scenario this process is.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -35,6 +37,9 @@ pub enum Warmup {
     Fixed,
     /// Exchanges until the runner has seen both directions on the fast path.
     UntilFast,
+    /// Exchanges until what the server sends has just moved: what the client sends moves in the
+    /// middle of the scenario.
+    UntilHalf,
     /// None: promotion, if any, happens in the middle of the scenario.
     None,
     /// Short connections before, one of which leaves its carrier to the scenario's.
@@ -292,13 +297,24 @@ impl Ctx {
         if !self.warms_up() {
             return fds;
         }
-        let round = |kind| fds.iter().map(|fd| exchange(*fd, kind, || ())).max().unwrap_or(0);
+        let round = |kind| fds.iter().map(|fd| self.exchange(*fd, kind, || ())).max().unwrap_or(0);
         let mut peer = round(b'P');
-        while self.warmup == Warmup::UntilFast && !self.all_settled(count, peer) {
+        while !self.all_are_warm(&fds, peer) {
             peer = round(b'P');
         }
         round(b'E');
         fds
+    }
+
+    fn all_are_warm(&self, fds: &[Fd], peer_pid: i32) -> bool {
+        match self.warmup {
+            Warmup::UntilFast => self.all_settled(fds.len(), peer_pid),
+            _ if self.stops_half_way() => {
+                let left = fds.iter().copied().find(|fd| !receives_fast(*fd));
+                self.has_moved(left, fds.len())
+            }
+            _ => true,
+        }
     }
 
     /// A connection with both ends in this thread; returns (connecting end, accepted end).
@@ -335,6 +351,11 @@ impl Ctx {
         !matches!(self.warmup, Warmup::None | Warmup::Lives)
     }
 
+    /// Whether that is over when what the server sends has moved.
+    fn stops_half_way(&self) -> bool {
+        self.warmup == Warmup::UntilHalf
+    }
+
     /// The client's half of the warm-up.
     pub fn warm_client(&self, fd: Fd) {
         self.warm(fd, || ());
@@ -349,16 +370,44 @@ impl Ctx {
         if !self.warms_up() {
             return;
         }
-        let mut peer = exchange(fd, b'P', &before);
-        while self.warmup == Warmup::UntilFast && !self.settled(fd, peer) {
-            peer = exchange(fd, b'P', &before);
+        let mut peer = self.exchange(fd, b'P', &before);
+        while !self.is_warm(fd, peer) {
+            peer = self.exchange(fd, b'P', &before);
         }
-        exchange(fd, b'E', &before);
+        self.exchange(fd, b'E', &before);
+    }
+
+    /// Whether the warm-up of a connection of this end's is over.
+    fn is_warm(&self, fd: Fd, peer_pid: i32) -> bool {
+        match self.warmup {
+            Warmup::UntilFast => self.settled(fd, peer_pid),
+            _ if self.stops_half_way() => self.has_moved((!receives_fast(fd)).then_some(fd), 1),
+            _ => true,
+        }
+    }
+
+    /// The client's half of a message of the warm-up; the server's process id. Where the warm-up
+    /// stops half way, the client's messages have a flag that says nothing on TCP, and that the
+    /// rings do not carry.
+    fn exchange(&self, fd: Fd, kind: u8, before: impl Fn()) -> i32 {
+        send_all_with(fd, &[kind; WARM_MESSAGE], self.warm_flags());
+        before();
+        let answer = recv_exact(fd, WARM_MESSAGE);
+        i32::from_ne_bytes([answer[0], answer[1], answer[2], answer[3]])
+    }
+
+    fn warm_flags(&self) -> libc::c_int {
+        if self.stops_half_way() { libc::MSG_DONTROUTE } else { 0 }
     }
 
     /// Whether each connection of this mode is on the fast path when its warm-up is over.
     pub fn waits_until_fast(&self) -> bool {
         self.warmup == Warmup::UntilFast
+    }
+
+    /// Whether a connection of this mode has to come onto the fast path, if its scenario says so.
+    pub fn must_be_fast(&self) -> bool {
+        matches!(self.warmup, Warmup::UntilFast | Warmup::UntilHalf)
     }
 
     /// The warm-up of a connection with both ends in this thread.
@@ -367,14 +416,29 @@ impl Ctx {
             return;
         }
         loop {
-            for (from, to) in [(near, far), (far, near)] {
-                send_all(from, &[1; WARM_MESSAGE]);
+            for (from, to, flags) in [(near, far, self.warm_flags()), (far, near, 0)] {
+                send_all_with(from, &[1; WARM_MESSAGE], flags);
                 recv_exact(to, WARM_MESSAGE);
             }
-            if self.warmup != Warmup::UntilFast || self.settled(near, sys::getpid()) {
+            if self.is_warm(near, sys::getpid()) {
                 return;
             }
         }
+    }
+
+    /// Tells the runner how far a warm-up is that stops half way: `left` is one of its `count`
+    /// connections to which nothing comes on the fast path yet. True: that is so of none, or the
+    /// runner has given up.
+    fn has_moved(&self, left: Option<Fd>, count: usize) -> bool {
+        let Some(fd) = left else {
+            self.post("C");
+            return true;
+        };
+        let (Ok(local), Ok(peer)) = (sys::getsockname(fd), sys::getpeername(fd)) else {
+            return true;
+        };
+        let (pid, local, peer) = (sys::getpid(), local.port(), peer.port());
+        self.ask(&format!("H {pid} {local} {peer} {count}")) != "no"
     }
 
     /// Has the runner seen the sending direction on the fast path (or given up on it)? True in
@@ -612,6 +676,14 @@ pub fn answer_warm_up(fd: Fd, before: impl Fn()) {
     }
 }
 
+/// Whether what comes on this connection comes on the fast path, as the library says itself
+/// (`netacc.h`).
+fn receives_fast(fd: Fd) -> bool {
+    const RX_PATH: usize = 3;
+    let told = sys::getopt_bytes(fd, NETACC.0, NETACC.1, 24).unwrap_or_default();
+    told.chunks_exact(4).nth(RX_PATH).is_some_and(|path| path != [0; 4])
+}
+
 /// One message of it. False: it was the last.
 fn answer_once(fd: Fd) -> bool {
     let message = recv_exact(fd, WARM_MESSAGE);
@@ -619,14 +691,6 @@ fn answer_once(fd: Fd) -> bool {
     answer[..4].copy_from_slice(&sys::getpid().to_ne_bytes());
     send_all(fd, &answer);
     message[0] != b'E'
-}
-
-/// The client's half of that; the server's process id.
-fn exchange(fd: Fd, kind: u8, before: impl Fn()) -> i32 {
-    send_all(fd, &[kind; WARM_MESSAGE]);
-    before();
-    let answer = recv_exact(fd, WARM_MESSAGE);
-    i32::from_ne_bytes([answer[0], answer[1], answer[2], answer[3]])
 }
 
 /// The path of this program.
@@ -682,9 +746,13 @@ pub fn read_to_end(fd: Fd) -> String {
 
 /// Sends everything with blocking calls; panics on an error, which fails the scenario.
 pub fn send_all(fd: Fd, bytes: &[u8]) {
+    send_all_with(fd, bytes, 0);
+}
+
+fn send_all_with(fd: Fd, bytes: &[u8], flags: libc::c_int) {
     let mut at = 0;
     while at < bytes.len() {
-        match sys::send(fd, &bytes[at..], libc::MSG_NOSIGNAL) {
+        match sys::send(fd, &bytes[at..], flags | libc::MSG_NOSIGNAL) {
             Ok(n) => at += n,
             Err(E(libc::EINTR)) => {}
             Err(e) => panic!("send_all on fd {fd}: {e:?} after {at} of {} bytes", bytes.len()),

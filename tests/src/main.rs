@@ -30,7 +30,7 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 const USAGE: &str = "usage:
-  netacc-conformance run [--mode plain|tcp|server-only|client-only|shm|early|switch|looks|rdma]... [--twice] [--jobs N]
+  netacc-conformance run [--mode plain|tcp|server-only|client-only|shm|early|new|fast|switch|looks|rdma]... [--twice] [--jobs N]
                          [--timeout S] [--verbose] [--except NAME]... [NAME...]
   netacc-conformance --list [--markdown]
   netacc-conformance kill [--rounds N] [--path shm|rdma]
@@ -92,6 +92,7 @@ fn part(name: &str, role: &str, warmup: &str) -> ExitCode {
     };
     let warmup = match warmup {
         "UntilFast" => Warmup::UntilFast,
+        "UntilHalf" => Warmup::UntilHalf,
         "None" => Warmup::None,
         "Lives" => Warmup::Lives,
         _ => Warmup::Fixed,

@@ -26,8 +26,10 @@ pub enum Mode {
     ClientOnly,
     /// Both ends, promoted before the scenario starts.
     Shm,
-    /// Both ends, no warm-up: promotion comes in the middle.
+    /// Both ends, promoted half way: the client's direction is promoted in the middle.
     Early,
+    /// Both ends, no warm-up: promotion, if any, comes when it comes.
+    New,
     /// Both ends, in fast connect mode: the scenario's connection has a parked carrier.
     Fast,
     /// Both ends; the library demotes and promotes at random points by itself.
@@ -41,13 +43,14 @@ pub enum Mode {
     Starved,
 }
 
-pub const MODES: [(Mode, &str); 10] = [
+pub const MODES: [(Mode, &str); 11] = [
     (Mode::Plain, "plain"),
     (Mode::Tcp, "tcp"),
     (Mode::ServerOnly, "server-only"),
     (Mode::ClientOnly, "client-only"),
     (Mode::Shm, "shm"),
     (Mode::Early, "early"),
+    (Mode::New, "new"),
     (Mode::Fast, "fast"),
     (Mode::Switch, "switch"),
     (Mode::Looks, "looks"),
@@ -72,10 +75,10 @@ impl Mode {
     }
 
     /// Whether a connection of such a scenario must be accelerated.
-    pub fn requires(self, expect: Expect) -> bool {
+    fn requires(self, scenario: &Scenario) -> bool {
         match self {
-            Mode::Shm => expect != Expect::Any,
-            Mode::Rdma => expect == Expect::Fast,
+            Mode::Shm | Mode::Early => scenario.expect != Expect::Any,
+            Mode::Rdma => scenario.expect == Expect::Fast,
             _ => false,
         }
     }
@@ -92,7 +95,8 @@ impl Mode {
     fn warmup(self) -> Warmup {
         match self {
             Mode::Shm | Mode::Rdma | Mode::Starved => Warmup::UntilFast,
-            Mode::Early => Warmup::None,
+            Mode::Early => Warmup::UntilHalf,
+            Mode::New => Warmup::None,
             Mode::Fast => Warmup::Lives,
             _ => Warmup::Fixed,
         }
@@ -432,7 +436,7 @@ fn start(scenario: &Scenario, role: Role, mode: Mode, build: &Build) -> Side {
     library_env(&mut command, build, mode.preloads(role));
     match mode {
         Mode::Tcp => drop(command.env("NACC_ENABLE_RDMA_DEFAULT", "0")),
-        Mode::Early => drop(command.env("NACC_CONN_TCP_FIRST", "1")),
+        Mode::Early | Mode::New => drop(command.env("NACC_CONN_TCP_FIRST", "1")),
         // So that news mostly comes while a wait looks, also on a busy machine.
         Mode::ServerOnly | Mode::ClientOnly => drop(command.env("NACC_POLL_TCP_US", "1000")),
         Mode::Fast => drop(command.env("NACC_FAST_CONNECT", "1")),
@@ -469,7 +473,8 @@ pub fn execute(scenario: &Scenario, mode: Mode, options: &Options, build: &Build
     };
     let mut sides: Vec<Side> =
         roles.iter().map(|&role| start(scenario, role, mode, build)).collect();
-    let mut broker = Broker::new(build, mode, scenario.expect);
+    let required = mode.requires(scenario);
+    let mut broker = Broker::new(build, mode, required);
     let in_time = serve(&mut sides, &mut broker, begin + timeout);
     if !in_time {
         let mut where_ = String::new();
@@ -480,6 +485,9 @@ pub fn execute(scenario: &Scenario, mode: Mode, options: &Options, build: &Build
             }
         }
         broker.problems.push(format!("timed out after {timeout:?}\n{where_}"));
+    }
+    if required && mode != Mode::Rdma && !broker.accelerated && broker.problems.is_empty() {
+        broker.problems.push(format!("none of its connections came onto {}", mode.path().name()));
     }
     let mut transcript = String::new();
     let mut stderr = String::new();

@@ -25,6 +25,11 @@ impl Connection {
         self.tx_path == path.name() && self.rx_path == path.name()
     }
 
+    /// One of its directions has left TCP, and none has come back.
+    pub fn has_not_gone_back(&self) -> bool {
+        self.promotions > 0 && self.demotions == 0
+    }
+
     /// Between hosts: one of its ends has filled small rings, and it waits for whole ones, or has
     /// them, and takes them with its next send.
     pub fn has_outgrown_its_rings(&self) -> bool {

@@ -412,7 +412,9 @@ fn first() -> Vec<Scenario> {
                 ask(fd, 200);
                 shuts_down(t, fd);
             },
-        ),
+        )
+        // Who has it on a number of stdio stays on TCP.
+        .any_path(),
         pair(
             "adopt/fork-client",
             "the connecting process forks and closes, its child uses the connection",

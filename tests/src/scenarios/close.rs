@@ -669,6 +669,7 @@ pub fn list() -> Vec<Scenario> {
             ("server-only", "about a channel"),
             ("client-only", "about a channel"),
             ("early", "about a channel"),
+            ("new", "about a channel"),
             ("switch", "about a channel"),
             ("looks", "about a channel"),
             ("rdma", "minutes, where a system call costs 60 µs"),

@@ -618,14 +618,18 @@ fn first() -> Vec<Scenario> {
                 // (docs/manual/limits.md): not at the closed one.
                 let low = sys::pipe();
                 let fd = t.client();
+                let all_is_there = || {
+                    let deadline = sys::now_ns() + 5_000_000_000;
+                    while sys::outq(fd) != Ok(0) && sys::now_ns() < deadline {
+                        sys::sleep_ms(1);
+                    }
+                };
+                all_is_there();
                 t.log("outq", sys::outq(fd));
                 t.wait("go");
                 send_all(fd, &[7; 1000]);
                 t.wait("read");
-                let deadline = sys::now_ns() + 5_000_000_000;
-                while sys::outq(fd) != Ok(0) && sys::now_ns() < deadline {
-                    sys::sleep_ms(1);
-                }
+                all_is_there();
                 t.log("outq", sys::outq(fd));
                 t.tell("closing");
                 for end in low {
@@ -700,7 +704,9 @@ fn first() -> Vec<Scenario> {
                 send_all(fd, b"quit");
                 t.drain(fd, 24, MIB);
             },
-        ),
+        )
+        // It is over before both ends have agreed, where the machine is fast.
+        .any_path(),
         pair(
             "data/silent-client",
             "a client that sends nothing, and then closes",

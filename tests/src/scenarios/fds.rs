@@ -649,6 +649,7 @@ pub fn list() -> Vec<Scenario> {
             ("shm", PIDFD_GETFD),
             ("rdma", PIDFD_GETFD),
             ("early", PIDFD_GETFD),
+            ("new", PIDFD_GETFD),
             ("fast", PIDFD_GETFD),
             ("switch", PIDFD_GETFD),
         ])

@@ -416,6 +416,7 @@ pub fn list() -> Vec<Scenario> {
         alone("looks/set-reused", "the same of a set", set_reused).skip(&[
             ("shm", "a set of accelerated connections ends with its number"),
             ("early", "the same"),
+            ("new", "the same"),
             ("switch", "the same"),
             ("rdma", "the same"),
         ]),

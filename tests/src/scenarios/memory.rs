@@ -463,6 +463,7 @@ pub fn list() -> Vec<Scenario> {
         .skip(&[
             ("shm", BLOCKED),
             ("early", BLOCKED),
+            ("new", BLOCKED),
             ("fast", BLOCKED),
             ("switch", BLOCKED),
             ("rdma", BLOCKED),

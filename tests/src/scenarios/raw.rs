@@ -81,6 +81,7 @@ const UNWATCHED: &[(&str, &str)] = &[
     ("server-only", "nothing is accelerated"),
     ("client-only", "nothing is accelerated"),
     ("early", "lasts long, and is the same as in mode shm"),
+    ("new", "lasts long, and is the same as in mode shm"),
     ("switch", "a connection that is not on a ring at the moment hangs for nobody"),
 ];
 

@@ -220,6 +220,7 @@ pub fn list() -> Vec<Scenario> {
         .skip(&[
             ("server-only", "the name is kept for 10 s"),
             ("early", "the name is kept for 10 s"),
+            ("new", "the name is kept for 10 s"),
             ("switch", "the name is kept for 10 s"),
         ]),
         pair(
@@ -420,5 +421,5 @@ pub fn list() -> Vec<Scenario> {
 }
 
 fn not_started(alone: &str) -> [(&str, &str); 4] {
-    [alone, "shm", "early", "switch"].map(|mode| (mode, "not-started"))
+    [alone, "shm", "new", "switch"].map(|mode| (mode, "not-started"))
 }
