@@ -27,7 +27,7 @@ pub fn main(matches: &ArgMatches) -> c_int {
     if matches.get_flag("clear") {
         return print(
             TOOL,
-            "Nothing to clear: netacc makes no files, and ended processes leave nothing.\n",
+            "Nothing to clear: ended processes leave nothing but traces, which go by themselves\n(netacc trace list).\n",
         );
     }
     let words = |id| matches.get_many::<String>(id).into_iter().flatten().cloned();
