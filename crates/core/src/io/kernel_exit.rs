@@ -150,7 +150,7 @@ fn store_far_announce(h: &RxHeld<'_>, a: Announce) {
 
 /// Gives the carrier back to the kernel, by `give`, and puts both directions there: what is unread
 /// in the ring is unread there, and what of the other ring the kernel does not have goes there
-/// again. [`super::step::Departure`] does the rest.
+/// again. [`super::Departure`] does the rest.
 pub(crate) fn give_back_to_kernel(
     s: &'static Socket,
     g: u16,
