@@ -104,6 +104,9 @@ pub(crate) unsafe fn setsockopt(
     leave_to_program(fd, level, name);
     if level == libc::IPPROTO_TCP && name == syn::TCP_SAVE_SYN {
         syn::before_use();
+        if config::has_fast_connect() {
+            mark(fd, level, name);
+        }
         return PASS;
     }
     let raw = fd_table::raw(fd);

@@ -237,6 +237,38 @@ pub fn list() -> Vec<Scenario> {
         // (Over RDMA the connections of a server that uses it stay on TCP: nothing proves them.)
         .only_shm(),
         pair(
+            "options/saved-syn-of-one-in-use",
+            "TCP_SAVE_SYN is set on a listener that has served connections, each closed in good order: the SYN of the next one is kept",
+            |t| {
+                let listener = t.listener();
+                t.publish(listener);
+                for _ in 0..4 {
+                    let fd = t.accept(listener);
+                    t.log("end", sys::recv(fd, &mut [0; 1], 0));
+                    sys::close(fd).expect("close");
+                    t.meet("closed");
+                }
+                t.log("set", sys::setopt(listener, IPPROTO_TCP, TCP_SAVE_SYN, 1));
+                t.meet("set");
+                let fd = t.accept(listener);
+                saved_syn(t, "next", fd);
+                sys::close(fd).expect("close");
+            },
+            |t| {
+                let addr = t.hear_addr();
+                for _ in 0..4 {
+                    let fd = t.connect(addr);
+                    sys::close(fd).expect("close");
+                    t.meet("closed");
+                }
+                t.meet("set");
+                let fd = t.connect(addr);
+                t.log("end", sys::recv(fd, &mut [0; 1], 0));
+                sys::close(fd).expect("close");
+            },
+        )
+        .only_shm(),
+        pair(
             "options/asked",
             "what becomes of the connection (netacc.h): the kernel's refusal, or the library's answer, at both ends",
             |t| {
