@@ -103,6 +103,8 @@ pub(crate) struct RxEnd {
     pub(crate) resets: bool,
     /// As in [`TxEnd`]: the peer may not promote.
     pub(crate) paused: bool,
+    /// Never arm again: the count of what was received is not known, or it leaves for good.
+    pub(crate) never: bool,
 }
 
 /// A socket under one of its descriptors. The generation says that it is still the one that the

@@ -5,9 +5,9 @@ use crate::socket::{self, Socket};
 use core::sync::atomic::Ordering::*;
 use netacc_control::stats::Reason;
 
-/// False: it waits for the peer's answer, or for bytes that come again.
+/// False: it waits for the peer's answer, or for bytes that come again, or is never armed again.
 pub(super) fn arm(h: &mut RxHeld<'_>) -> bool {
-    let armed = h.end.switch.arm();
+    let armed = !h.end.never && h.end.switch.arm();
     if armed {
         store_ack(h);
     }
@@ -24,6 +24,7 @@ pub(super) fn settle_rx(s: &Socket, h: &mut RxHeld<'_>) {
     }
     h.end.unsettled = false;
     if !socket::counts_agree(s, s.fd.load(Acquire), None, Some(h.end.switch.offset())) {
+        h.end.never = true;
         s.set_reason(Reason::UncountedBytes);
         return;
     }

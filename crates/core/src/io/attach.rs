@@ -231,6 +231,7 @@ fn put_ends(
             asked_back: false,
             resets: false,
             paused: false,
+            never: false,
         });
     }
     s.tx_words.store((tx_words as *const RingWords).cast_mut(), Release);

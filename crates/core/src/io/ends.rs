@@ -7,7 +7,7 @@ use crate::outcome::Ret;
 use crate::published::Published;
 use crate::socket::{RxEnd, Socket, State, TxEnd, flag};
 use crate::trace::Event;
-use crate::{agent, carrier, stats, sys};
+use crate::{agent, carrier, config, stats, sys};
 use core::cell::UnsafeCell;
 use core::ffi::c_int;
 use core::sync::atomic::{AtomicPtr, Ordering::*, fence};
@@ -317,7 +317,10 @@ pub(super) fn show_path(s: &Socket, tx: bool, way: Way, at: u64) {
     if way == Way::Fast {
         first = (r.promotions.fetch_add(1, Relaxed) == 0).then_some(fast);
         stats::count(if tx { Counter::PromotedTx } else { Counter::PromotedRx });
-        s.set_reason(Reason::None);
+        if config::get().accelerate_by_default {
+            // (Otherwise it passes through a ring of before, and the reason is that.)
+            s.set_reason(Reason::None);
+        }
     } else {
         r.demotions.fetch_add(1, Relaxed);
         stats::count(Counter::Demoted);

@@ -129,7 +129,7 @@ fn break_off(s: &Socket, fd: c_int) {
 }
 
 /// A connection within the host on its way, in the thread that wants it.
-struct LeaveCall {
+pub(super) struct LeaveCall {
     s: &'static Socket,
     g: u16,
     fd: c_int,
@@ -146,7 +146,13 @@ struct LeaveCall {
 }
 
 impl LeaveCall {
-    fn new(s: &'static Socket, g: u16, fd: c_int, patience_ns: u64, strict: bool) -> LeaveCall {
+    pub(super) fn new(
+        s: &'static Socket,
+        g: u16,
+        fd: c_int,
+        patience_ns: u64,
+        strict: bool,
+    ) -> LeaveCall {
         let coming_ns = match () {
             // (The calls of a child ask again and again: the first has waited.)
             _ if s.has(flag::LEAVING) => 0,
@@ -168,7 +174,7 @@ impl LeaveCall {
     }
 
     /// Takes it as far as it gets. `None`: it is none of the rings' any more.
-    fn go(&mut self) -> Option<Action> {
+    pub(super) fn go(&mut self) -> Option<Action> {
         loop {
             renew(self.s, &mut self.fd);
             let late = sys::now_ns() > self.until;
@@ -193,8 +199,9 @@ impl LeaveCall {
         if self.pauses {
             rx.end.paused = true;
         } else {
-            // (A call of before the attachment that ends later arms nothing any more.)
-            rx.end.unsettled = false;
+            // (Neither a call of before the attachment that ends later arms it, nor acceleration
+            // that is turned on again.)
+            (rx.end.unsettled, rx.end.never) = (false, true);
         }
         let looked = look_at_rx(s, &mut rx, fd, &mut self.arrival, &limits);
         pull_back(&mut rx);

@@ -100,12 +100,15 @@ fn take_back(s: &'static Socket, g: u16, fd: c_int, patience_ns: u64) {
 #[allow(clippy::unwrap_used, clippy::indexing_slicing, reason = "tests may fail loudly")]
 mod tests {
     extern crate std;
+    use super::super::ends::hold_rx;
+    use super::super::leave::LeaveCall;
     use super::*;
     use crate::path::tests::{
         A, C, End, candidate_within_the_host, close_both, promoted_within_the_host, talk,
     };
     use netacc_control::config::Config;
     use netacc_control::stats::{Path, Reason};
+    use netacc_proto::switchover::Action;
     use std::time::{Duration, Instant};
 
     fn off() -> Config {
@@ -237,6 +240,45 @@ mod tests {
         ends[A].receive_all(A, 5_000);
         talk(&mut ends, 100_000);
         assert!(s.is(State::Plain));
+        close_both(ends);
+    }
+
+    /// From the first step of a leave on nothing arms the receiver: the ring is given back.
+    #[test]
+    fn what_leaves_for_good_is_not_armed_by_the_switch() {
+        let mut ends = promoted_within_the_host();
+        turn_off(&ends[A], PULL_BACK_NS);
+        let (s, g) = (ends[A].socket, ends[A].socket.generation16());
+        let mut way = LeaveCall::new(s, g, ends[A].fd, PULL_BACK_NS, false);
+        assert_eq!(way.go(), Some(Action::Become));
+        turn_on(&ends[A]);
+        assert_eq!(ends[A].receive_now(A, 1), -(libc::EAGAIN as isize));
+        talk(&mut ends, 64);
+        talk(&mut ends, 64);
+        assert!(
+            !ends[C].socket.published.sends_fast() && !ends[A].socket.published.receives_fast()
+        );
+        assert!(super::super::to_kernel(s, g, ends[A].fd, Reason::SocketOption, false));
+        talk(&mut ends, 100_000);
+        close_both(ends);
+    }
+
+    #[test]
+    fn a_receiver_whose_count_is_not_known_is_not_armed_by_the_switch() {
+        let mut ends = promoted_within_the_host();
+        turn_off(&ends[A], PULL_BACK_NS);
+        let s = ends[A].socket;
+        {
+            // As if a call of before the attachment had received what nobody has counted.
+            let h = hold_rx(s, s.generation16()).ok().unwrap();
+            h.end.unsettled = true;
+        }
+        turn_on(&ends[A]);
+        assert_eq!(s.record().unwrap().reason.load(Relaxed), Reason::UncountedBytes as u32);
+        turn_off(&ends[A], PULL_BACK_NS);
+        turn_on(&ends[A]);
+        (0..4).for_each(|_| talk(&mut ends, 64));
+        assert!(!ends[A].socket.published.receives_fast());
         close_both(ends);
     }
 }

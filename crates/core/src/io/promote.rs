@@ -4,6 +4,7 @@ use super::SEND_FLAGS;
 use super::end_in_reset::{For, end_in_reset};
 use super::ends::{TxHeld, demote_tx, hold_tx, load_ack, publish_announce, show_path};
 use super::held_back::waits_for_more;
+use super::leave::pause::sender_resumes;
 use super::reset::is_reset;
 use super::reset::peer_has_ended;
 use crate::channel::quiet;
@@ -76,7 +77,7 @@ pub(super) fn promote(s: &Socket, h: &mut TxHeld<'_>, fd: c_int, flags: c_int) -
     // First: what the peer says of itself it says before it arms.
     let ack = load_ack(h.words);
     if h.end.never
-        || h.end.paused
+        || !sender_resumes(s, h)
         || h.end.unsettled
         || !ack.armed
         || ack.frozen

@@ -6,9 +6,9 @@
 //! is given back, and it becomes a candidate.
 
 use super::super::arm::{arm, settle_rx};
-use super::super::ends::{RxHeld, hold_rx, hold_tx};
+use super::super::ends::{RxHeld, TxHeld, hold_rx, hold_tx, load_ack};
 use super::LeaveCall;
-use crate::socket::{Socket, State, harmless};
+use crate::socket::{Socket, State, flag, harmless};
 use crate::{config, socket, sys, wait};
 use core::ffi::c_int;
 use core::sync::atomic::Ordering::*;
@@ -27,8 +27,14 @@ pub(crate) fn pause(s: &'static Socket, g: u16, fd: c_int, patience_ns: u64) {
             _ => return,
         }
     }
+    if s.has(flag::LEAVING) {
+        // For good, and for a reason of its own.
+        return;
+    }
     harmless::settle(s, fd);
-    s.set_reason(Reason::DisabledByConfig);
+    if !hold_rx(s, g).is_ok_and(|rx| rx.end.never) {
+        s.set_reason(Reason::DisabledByConfig);
+    }
     if s.path().leaves_by_agent() {
         return leave_for_now(s, patience_ns);
     }
@@ -58,30 +64,47 @@ pub(crate) fn resume(s: &'static Socket, g: u16) {
     if s.generation16() == g && s.is(State::Candidate) {
         return s.set_reason(if s.is_new() { Reason::NotStarted } else { Reason::Negotiating });
     }
+    let mut peer_wants = true;
     if let Ok(tx) = hold_tx(s, g) {
         tx.end.paused = false;
+        peer_wants = load_ack(tx.words).armed;
     }
     if let Ok(mut rx) = hold_rx(s, g)
         && rx.end.paused
+        && !rx.end.never
     {
-        s.set_reason(Reason::Negotiating);
+        // (The peer's may be off as well.)
+        let to_come = if peer_wants { Reason::Negotiating } else { Reason::PeerAskedForTcp };
+        s.set_reason(to_come);
         resume_receiver(s, &mut rx);
     }
+}
+
+/// Whether a sender may be promoted: acceleration is on again, or it was never off.
+pub(in crate::io) fn sender_resumes(s: &Socket, h: &mut TxHeld<'_>) -> bool {
+    if h.end.paused && is_on(s) {
+        h.end.paused = false;
+    }
+    !h.end.paused
+}
+
+/// (A forked child has a switch of its own.)
+fn is_on(s: &Socket) -> bool {
+    config::get().accelerate_by_default && !s.is_inherited()
 }
 
 /// A receiver that was not on the carrier yet when acceleration was turned on again.
 #[cold]
 #[inline(never)]
 pub(in crate::io) fn resume_if_on(s: &Socket, h: &mut RxHeld<'_>) {
-    // (A forked child has a switch of its own.)
-    if config::get().accelerate_by_default && !s.is_inherited() {
+    if is_on(s) {
         resume_receiver(s, h);
     }
 }
 
 /// One that waits for the peer's answer, or for what comes again, is armed behind that.
 fn resume_receiver(s: &Socket, h: &mut RxHeld<'_>) {
-    if h.end.unsettled {
+    if h.end.unsettled || h.end.never {
         h.end.paused = false;
         return settle_rx(s, h);
     }

@@ -136,10 +136,12 @@ fn serve(
         }
     };
     let has_moved = h.end.switch.state() != before;
+    // (This end has its own reason then.)
+    let paused = h.end.paused;
     // Counted under the lock, under which a close looks.
     let rest = more.then(|| PullBack(UnderWay::new(s, s.generation16())));
     drop(h);
-    if has_moved || !leaves {
+    if (has_moved || !leaves) && !paused {
         s.set_reason(why);
     }
     if has_moved && !more {

@@ -170,6 +170,7 @@ fn on_the_ring(of: &Socket) -> &'static Socket {
             asked_back: false,
             resets: false,
             paused: false,
+            never: false,
         });
         let mut peer =
             Producer::new(NonNull::from(rx_words), at(o.rx_ring), o.rx_bytes as usize, 0);
