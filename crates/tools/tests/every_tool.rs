@@ -9,12 +9,14 @@ use netacc_control::stats::{
 use rustix::fs::{MemfdFlags, memfd_create};
 use rustix::process::{Pid, Signal, kill_process};
 use std::fs::File;
+use std::io::{Read, Write};
 use std::mem::{offset_of, size_of};
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt};
+use std::os::unix::net::UnixStream;
 use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Output};
+use std::process::{Child, Command, Output, Stdio};
 use std::sync::{Mutex, PoisonError, mpsc};
 use std::time::{Duration, Instant};
 use support::Scratch;
@@ -132,8 +134,58 @@ fn comm(pid: u32) -> Option<String> {
     Some(comm.trim_end().to_owned())
 }
 
+/// `netacc metrics` at a socket, which is asked about every process in turn.
+struct Served {
+    child: Child,
+    place: PathBuf,
+}
+
+impl Served {
+    fn new(scratch: &Scratch) -> Served {
+        let place = scratch.path("metrics");
+        let child = Command::new(env!("CARGO_BIN_EXE_netacc"))
+            .args(["metrics", "--listen", &format!("unix:{}", place.display())])
+            .stdout(Stdio::null())
+            .stderr(Stdio::null())
+            .spawn()
+            .unwrap();
+        Served { child, place }
+    }
+
+    /// The answer about all processes comes, and whole, whatever state they are in.
+    fn answers(&mut self, state: &str) {
+        let end = Instant::now() + PATIENCE;
+        let mut connection = loop {
+            match UnixStream::connect(&self.place) {
+                Ok(connection) => break connection,
+                Err(error) => assert!(Instant::now() < end, "{state}: {error}"),
+            }
+            assert!(self.child.try_wait().unwrap().is_none(), "{state}: it has ended");
+            std::thread::sleep(Duration::from_millis(10));
+        };
+        connection.set_read_timeout(Some(PATIENCE)).unwrap();
+        connection
+            .write_all(b"GET /metrics HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")
+            .unwrap();
+        let mut said = Vec::new();
+        connection.read_to_end(&mut said).unwrap_or_else(|error| panic!("{state}: {error}"));
+        let said = String::from_utf8_lossy(&said);
+        let (head, body) = said.split_once("\r\n\r\n").unwrap_or_default();
+        let whole = head.contains(&format!("\r\nContent-Length: {}", body.len()));
+        assert!(head.starts_with("HTTP/1.1 200") && whole, "{state}: {said}");
+    }
+}
+
+impl Drop for Served {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
 /// The tools, and who runs them.
 struct Tools {
+    served: Served,
     scratch: Scratch,
     netacc: PathBuf,
     ss: PathBuf,
@@ -145,7 +197,8 @@ impl Tools {
     fn new() -> Tools {
         let [netacc, ss] = [env!("CARGO_BIN_EXE_netacc"), env!("CARGO_BIN_EXE_netacc_ss")];
         let [netacc, ss] = [netacc, ss].map(PathBuf::from);
-        Tools { scratch: Scratch::new(), netacc, ss, user: None, runs: 0 }
+        let scratch = Scratch::new();
+        Tools { served: Served::new(&scratch), scratch, netacc, ss, user: None, runs: 0 }
     }
 
     /// What each of them is asked about a process.
@@ -198,9 +251,9 @@ impl Tools {
         }
         let shown = format!("{tool} {}", words.join(" "));
         let child = command
-            .stdin(std::process::Stdio::null())
-            .stdout(std::process::Stdio::piped())
-            .stderr(std::process::Stdio::piped())
+            .stdin(Stdio::null())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
             .spawn()
             .unwrap();
         let pid = Pid::from_child(&child);
@@ -242,7 +295,35 @@ impl Tools {
             assert!(!out.contains(drives) && !err.contains(drives), "{about}");
             all.push((command, status.code().unwrap(), out + &err));
         }
+        self.served.answers(state);
+        self.follows(state, pid);
         all
+    }
+
+    /// Who follows a trace ends with the process, or when it is interrupted.
+    fn follows(&self, state: &str, pid: u32) {
+        let words = ["trace", "show", "-p", &pid.to_string(), "--follow", "--last", "1"];
+        let mut child = Command::new(&self.netacc)
+            .args(words)
+            .stdin(Stdio::null())
+            .stdout(Stdio::null())
+            .stderr(Stdio::null())
+            .spawn()
+            .unwrap();
+        std::thread::sleep(Duration::from_millis(100));
+        let mut status = child.try_wait().unwrap();
+        if status.is_none() {
+            kill_process(Pid::from_child(&child), Signal::INT).unwrap();
+        }
+        let end = Instant::now() + PATIENCE;
+        while status.is_none() {
+            assert!(Instant::now() < end, "{words:?} hangs, about a process that is {state}");
+            std::thread::sleep(Duration::from_millis(2));
+            status = child.try_wait().unwrap();
+        }
+        let status = status.unwrap();
+        let by_us = status.signal() == Some(Signal::INT.as_raw());
+        assert!(by_us || status.code().is_some_and(|code| code <= 1), "{state}: {status}");
     }
 }
 
@@ -324,7 +405,7 @@ fn about_processes_that_answer_nothing() {
     let mut how = File::options();
     let how = how.write(true).custom_flags(rustix::fs::OFlags::NONBLOCK.bits() as i32);
     let mut pipe = how.open(pipe).unwrap();
-    while std::io::Write::write(&mut pipe, &[b'\n'; 4096]).is_ok_and(|n| n > 0) {}
+    while pipe.write(&[b'\n'; 4096]).is_ok_and(|n| n > 0) {}
     let all = tools.about("stopped, and asked too much", process.pid);
     says(&all, "netacc cfg set", "because it is stopped");
     process.signal(Signal::KILL);
@@ -411,6 +492,7 @@ fn about_processes_of_other_users_and_namespaces() {
             let all = tools.about("in namespaces of its own", process.pid);
             says(&all, "netacc_ss -s all", "(sleep)");
             says(&all, "netacc cfg set", "does not answer");
+            on_a_terminal("in namespaces of its own", process.pid, "sleep");
         }
     }
     let process = Process::plain();
