@@ -477,6 +477,29 @@ fn about_garbage_and_what_is_cut_short() {
     moves.join().unwrap();
 }
 
+/// A capture may begin when the process makes its segment, with its first connection.
+#[test]
+fn a_capture_waits_for_a_segment_that_is_being_made() {
+    let _one = ONE.lock().unwrap_or_else(PoisonError::into_inner);
+    let mut tools = Tools::new();
+    let process = Process::plain();
+    let mut made = vec![0; BYTES];
+    process.statistics.read_exact_at(&mut made, 0).unwrap();
+    process.statistics.set_len(0).unwrap();
+    let words = tools.words(process.pid);
+    let (_, words) = words.iter().find(|(_, words)| words[0] == "capture").unwrap();
+    let file = process.statistics.try_clone().unwrap();
+    let makes = std::thread::spawn(move || {
+        std::thread::sleep(Duration::from_millis(50));
+        file.set_len(BYTES as u64).unwrap();
+        file.write_all_at(&made, 0).unwrap();
+    });
+    let Output { status, stderr, .. } = tools.run("netacc", words);
+    makes.join().unwrap();
+    let said = String::from_utf8_lossy(&stderr);
+    assert!(status.success() && said.contains(" 0 packets"), "{status}: {said}");
+}
+
 #[test]
 fn about_processes_of_other_users_and_namespaces() {
     let _one = ONE.lock().unwrap_or_else(PoisonError::into_inner);

@@ -35,6 +35,8 @@ const FLUSH: Duration = Duration::from_millis(100);
 const AWAIT: Duration = Duration::from_millis(10);
 /// A process whose statistics are still not to be read at so many looks is not making them.
 const UNREADABLE_MAX: u32 = 300;
+/// The same of a process that is there when the capture begins.
+const UNREADABLE_FIRST: u32 = 50;
 
 /// `netacc capture …`, the command line read; the exit status.
 pub fn main(matches: &ArgMatches) -> c_int {
@@ -87,7 +89,16 @@ fn open(words: &[String], began: u64) -> Result<(Vec<Process>, Vec<Awaited>, c_i
     })?;
     let (mut opened, mut awaited, mut status) = (Vec::new(), Vec::new(), 0);
     for found in found {
-        match found.process.and_then(|_| Process::open(found.pid, began)) {
+        let mut process = found.process.and_then(|_| Process::open(found.pid, began));
+        for _ in 0..UNREADABLE_FIRST {
+            if !matches!(process, Err(SegmentError::Unreadable(_))) {
+                break;
+            }
+            // (It is making its segment at this very moment, perhaps.)
+            std::thread::sleep(AWAIT);
+            process = Process::open(found.pid, began);
+        }
+        match process {
             Ok(process) => opened.push(process),
             Err(SegmentError::NoSegment) => awaited.push(Awaited { pid: found.pid, unreadable: 0 }),
             Err(SegmentError::NotPermitted) => {
