@@ -105,6 +105,8 @@ pub(crate) struct RxEnd {
     pub(crate) paused: bool,
     /// Never arm again: the count of what was received is not known, or it leaves for good.
     pub(crate) never: bool,
+    /// When it was frozen last (`sys::now_ns`).
+    pub(crate) frozen_at: u64,
 }
 
 /// A socket under one of its descriptors. The generation says that it is still the one that the

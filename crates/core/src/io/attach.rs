@@ -232,6 +232,7 @@ fn put_ends(
             resets: false,
             paused: false,
             never: false,
+            frozen_at: 0,
         });
     }
     s.tx_words.store((tx_words as *const RingWords).cast_mut(), Release);

@@ -103,6 +103,7 @@ mod tests {
     use super::super::ends::hold_rx;
     use super::super::leave::LeaveCall;
     use super::*;
+    use crate::outcome::PASS;
     use crate::path::tests::{
         A, C, End, candidate_within_the_host, close_both, promoted_within_the_host, talk,
     };
@@ -279,6 +280,41 @@ mod tests {
         turn_on(&ends[A]);
         (0..4).for_each(|_| talk(&mut ends, 64));
         assert!(!ends[A].socket.published.receives_fast());
+        close_both(ends);
+    }
+
+    /// What comes again to a kernel's socket that is shut down for receiving is answered by a reset.
+    #[test]
+    fn what_is_unread_behind_a_shutdown_is_read_from_the_ring() {
+        let mut ends = promoted_within_the_host();
+        ends[C].send(C, 5_000);
+        let (s, g, fd) = (ends[A].socket, ends[A].socket.generation16(), ends[A].fd);
+        if super::super::shutdown(s, g, fd, libc::SHUT_RDWR) == PASS {
+            assert_eq!(sys::shutdown(fd, libc::SHUT_RDWR), 0);
+        }
+        turn_off(&ends[A], PULL_BACK_NS);
+        ends[A].receive_all(A, 5_000);
+        assert_eq!(ends[A].receive(A, 1), 0);
+        assert_eq!(ends[C].receive(C, 1), 0);
+        ends[C].send(C, 1);
+        ends.iter_mut().for_each(End::close);
+    }
+
+    /// Who does not wait was told that there are bytes, and gets them while they come again.
+    #[test]
+    fn what_was_readable_is_received_without_waiting() {
+        let mut ends = promoted_within_the_host();
+        for _ in 0..200 {
+            ends[C].send(C, 5_000);
+            turn_off(&ends[A], 0);
+            let got = ends[A].receive_now(A, 5_000);
+            assert!(got > 0, "{got}");
+            ends[A].receive_all(A, 5_000 - got as usize);
+            turn_on(&ends[A]);
+            comes_to(&mut ends, "accelerated again", |ends| {
+                ends.iter().all(|end| says(end, Reason::None, Path::Shm))
+            });
+        }
         close_both(ends);
     }
 }

@@ -4,8 +4,8 @@ use super::arm::settle_rx;
 use super::candidate::candidate;
 use super::end_in_reset::all_is_read;
 use super::ends::{NotHeld, RxHeld, carrier_unread, corrupt, hold_rx, load_announce};
-use super::leave::leave_if_due;
 use super::leave::pause::resume_if_on;
+use super::leave::{PULL_BACK_NS, leave_if_due};
 use super::receive_once::{Look, ask_carrier, kernel_recv, look_carrier, look_fast};
 use super::reset::{kept_error, peer_has_ended};
 use super::take::Destination;
@@ -53,6 +53,8 @@ enum Next {
     Again,
     /// It looks again, when others have had the receiving half.
     Anew,
+    /// It does not wait for more, but what was readable comes again: it looks in some microseconds.
+    Soon,
     /// It waits for news of its path.
     Wait { on_carrier: bool },
     /// More than what can be peeked at is wanted: it looks once a millisecond, until the stream
@@ -112,6 +114,10 @@ impl Receiving<'_> {
                 Next::Again | Next::Anew => None,
                 Next::Wait { on_carrier } => self.wait(&mut now, &mut under_way, on_carrier),
                 Next::PeekLater => self.peek_later(&mut now),
+                Next::Soon => {
+                    sys::pause_ns(20_000);
+                    None
+                }
             };
             if let Some(r) = end {
                 return if now.done > 0 { now.done as Ret } else { r };
@@ -171,6 +177,9 @@ impl Receiving<'_> {
         // finds them, or an error.)
         if h.end.switch.state() != RxState::Fast && is_doubtful(s, h, &mut now.doubtful) {
             return Next::Again;
+        }
+        if now.done == 0 && now.nonblocking && comes_again(h) {
+            return Next::Soon;
         }
         if now.nonblocking || now.done > 0 && !now.waits_for_all {
             return Next::Done(EAGAIN);
@@ -300,6 +309,19 @@ impl Receiving<'_> {
         let r = unsafe { sleep::ppoll(&mut p, 1, 1_000_000, core::ptr::null()) };
         (r != 0 || (deadline != 0 && sys::now_ns() >= deadline)).then_some(0)
     }
+}
+
+/// Bytes that were readable are on their way from the ring to the carrier, because another thread
+/// has had the receiver freeze: the caller may have been told of them before that. The peer's
+/// library answers within some microseconds, and is waited for as long as by who freezes.
+fn comes_again(h: &mut RxHeld<'_>) -> bool {
+    let some = match h.end.switch.state() {
+        RxState::Frozen | RxState::FrozenToFast => h.unread().is_ok_and(|n| n > 0),
+        RxState::Replaying => h.end.switch.outstanding() > 0,
+        _ => false,
+    };
+    some && h.channel.far.is_shared()
+        && sys::now_ns().saturating_sub(h.end.frozen_at) < PULL_BACK_NS
 }
 
 /// The program is told of the end of the stream, or of an error.

@@ -94,7 +94,7 @@ impl End {
     }
 
     /// A blocking receive; 0: the end.
-    fn receive(&mut self, side: usize, most: usize) -> usize {
+    pub(crate) fn receive(&mut self, side: usize, most: usize) -> usize {
         let r = self.receive_with(side, most, 0);
         assert!(r >= 0, "a receive said {r}");
         r as usize

@@ -64,6 +64,7 @@ pub(super) fn look_at_rx(
 /// `Action::Freeze`.
 pub(super) fn freeze(h: &mut RxHeld<'_>) {
     h.end.switch.freeze();
+    h.end.frozen_at = sys::now_ns();
     store_ack(h);
     fence(SeqCst);
 }

@@ -6,8 +6,9 @@
 //! is given back, and it becomes a candidate.
 
 use super::super::arm::{arm, settle_rx};
-use super::super::ends::{RxHeld, TxHeld, hold_rx, hold_tx, load_ack};
-use super::LeaveCall;
+use super::super::ends::{RxHeld, TxHeld, demote_tx, hold_rx, hold_tx, load_ack};
+use super::halves::has_hung_up;
+use super::{LeaveCall, leave_if_due};
 use crate::socket::{Socket, State, flag, harmless};
 use crate::{config, socket, sys, wait};
 use core::ffi::c_int;
@@ -22,26 +23,53 @@ pub(crate) fn pause(s: &'static Socket, g: u16, fd: c_int, patience_ns: u64) {
         match s.state.now() {
             _ if s.generation16() != g => return,
             State::Attached => break,
-            State::Candidate => return s.set_reason(Reason::DisabledByConfig),
+            State::Candidate => return change_reason(s, &WAITS, Reason::DisabledByConfig),
             State::Changing if socket::await_change(s) => {}
             _ => return,
         }
     }
     if s.has(flag::LEAVING) {
         // For good, and for a reason of its own.
-        return;
+        return leave_if_due(s, g, fd);
     }
     harmless::settle(s, fd);
-    if !hold_rx(s, g).is_ok_and(|rx| rx.end.never) {
+    // (Of a direction that is on TCP for life the reason is another one.)
+    let never =
+        hold_rx(s, g).is_ok_and(|rx| rx.end.never) || hold_tx(s, g).is_ok_and(|tx| tx.end.never);
+    if !never {
         s.set_reason(Reason::DisabledByConfig);
     }
     if s.path().leaves_by_agent() {
         return leave_for_now(s, patience_ns);
     }
-    let mut way = LeaveCall::new(s, g, fd, patience_ns, false);
-    (way.coming_ns, way.pauses) = (patience_ns, true);
-    let _ = way.go();
+    if has_hung_up(fd) {
+        // Nothing more comes, and the kernel would answer what comes again with a reset where this
+        // end has shut its receiving side down: what is in the ring is read there.
+        pause_sender(s, g);
+    } else {
+        let mut way = LeaveCall::new(s, g, fd, patience_ns, false);
+        (way.coming_ns, way.pauses) = (patience_ns, true);
+        let _ = way.go();
+    }
     wait::prod(s);
+}
+
+fn pause_sender(s: &'static Socket, g: u16) {
+    if let Ok(mut tx) = hold_tx(s, g) {
+        tx.end.paused = true;
+        demote_tx(s, &mut tx, false);
+    }
+}
+
+/// What a connection says that is to be accelerated, and is not yet.
+const WAITS: [Reason; 2] = [Reason::NotStarted, Reason::Negotiating];
+
+/// Any other reason than `from` is as true as it was.
+fn change_reason(s: &Socket, from: &[Reason], to: Reason) {
+    let now = s.record().map(|r| r.reason.load(Relaxed));
+    if now.is_some_and(|now| from.iter().any(|from| *from as u32 == now)) {
+        s.set_reason(to);
+    }
 }
 
 /// The agent's thread does it.
@@ -61,8 +89,10 @@ fn leave_for_now(s: &'static Socket, patience_ns: u64) {
 
 /// Acceleration is on again: both directions may be promoted, as soon as they can.
 pub(crate) fn resume(s: &'static Socket, g: u16) {
+    let was_off = [Reason::DisabledByConfig];
     if s.generation16() == g && s.is(State::Candidate) {
-        return s.set_reason(if s.is_new() { Reason::NotStarted } else { Reason::Negotiating });
+        let why = if s.is_new() { Reason::NotStarted } else { Reason::Negotiating };
+        return change_reason(s, &was_off, why);
     }
     let mut peer_wants = true;
     if let Ok(tx) = hold_tx(s, g) {
@@ -75,7 +105,7 @@ pub(crate) fn resume(s: &'static Socket, g: u16) {
     {
         // (The peer's may be off as well.)
         let to_come = if peer_wants { Reason::Negotiating } else { Reason::PeerAskedForTcp };
-        s.set_reason(to_come);
+        change_reason(s, &was_off, to_come);
         resume_receiver(s, &mut rx);
     }
 }

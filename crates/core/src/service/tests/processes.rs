@@ -171,6 +171,7 @@ fn on_the_ring(of: &Socket) -> &'static Socket {
             resets: false,
             paused: false,
             never: false,
+            frozen_at: 0,
         });
         let mut peer =
             Producer::new(NonNull::from(rx_words), at(o.rx_ring), o.rx_bytes as usize, 0);
