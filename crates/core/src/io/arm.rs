@@ -1,6 +1,7 @@
 //! A receiver on the carrier is armed: from here on its peer may send into the ring.
 
 use super::ends::{RxHeld, store_ack};
+use crate::config;
 use crate::socket::{self, Socket};
 use core::sync::atomic::Ordering::*;
 use netacc_control::stats::Reason;
@@ -29,4 +30,10 @@ pub(super) fn settle_rx(s: &Socket, h: &mut RxHeld<'_>) {
         return;
     }
     arm(h);
+}
+
+/// Whether the acceleration of a connection that has paused is on again. (A forked child has a
+/// switch of its own.)
+pub(super) fn is_on(s: &Socket) -> bool {
+    config::get().accelerate_by_default && !s.is_inherited()
 }

@@ -283,7 +283,7 @@ mod tests {
         close_both(ends);
     }
 
-    /// What comes again to a kernel's socket that is shut down for receiving is answered by a reset.
+    /// What comes again to a kernel socket that is shut down for receiving is answered by a reset.
     #[test]
     fn what_is_unread_behind_a_shutdown_is_read_from_the_ring() {
         let mut ends = promoted_within_the_host();

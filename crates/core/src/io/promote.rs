@@ -1,10 +1,10 @@
 //! From which byte on a direction is sent over the ring, and from which over the carrier again.
 
 use super::SEND_FLAGS;
+use super::arm::is_on;
 use super::end_in_reset::{For, end_in_reset};
 use super::ends::{TxHeld, demote_tx, hold_tx, load_ack, publish_announce, show_path};
 use super::held_back::waits_for_more;
-use super::leave::pause::sender_resumes;
 use super::reset::is_reset;
 use super::reset::peer_has_ended;
 use crate::channel::quiet;
@@ -70,6 +70,14 @@ pub(crate) fn may_send_on_carrier(s: &Socket) -> bool {
 /// Whether the peer knows that the stream goes on on the carrier.
 pub(super) fn may_use_carrier(h: &TxHeld<'_>) -> bool {
     h.channel.far.seen_epoch(h.slot).is_none_or(|seen| h.end.switch.carrier_is_open(seen))
+}
+
+/// Whether it may be promoted: acceleration is on again, or it was never off.
+fn sender_resumes(s: &Socket, h: &mut TxHeld<'_>) -> bool {
+    if h.end.paused && is_on(s) {
+        h.end.paused = false;
+    }
+    !h.end.paused
 }
 
 /// Moves the sending direction onto the ring if the peer is ready for it.

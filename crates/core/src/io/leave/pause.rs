@@ -5,12 +5,12 @@
 //! then neither is promoted, until [`resume`] has the receiver armed again. Between hosts its slot
 //! is given back, and it becomes a candidate.
 
-use super::super::arm::{arm, settle_rx};
-use super::super::ends::{RxHeld, TxHeld, demote_tx, hold_rx, hold_tx, load_ack};
+use super::super::arm::{arm, is_on, settle_rx};
+use super::super::ends::{RxHeld, demote_tx, hold_rx, hold_tx, load_ack};
 use super::halves::has_hung_up;
 use super::{LeaveCall, leave_if_due};
 use crate::socket::{Socket, State, flag, harmless};
-use crate::{config, socket, sys, wait};
+use crate::{socket, sys, wait};
 use core::ffi::c_int;
 use core::sync::atomic::Ordering::*;
 use netacc_control::stats::Reason;
@@ -108,19 +108,6 @@ pub(crate) fn resume(s: &'static Socket, g: u16) {
         change_reason(s, &was_off, to_come);
         resume_receiver(s, &mut rx);
     }
-}
-
-/// Whether a sender may be promoted: acceleration is on again, or it was never off.
-pub(in crate::io) fn sender_resumes(s: &Socket, h: &mut TxHeld<'_>) -> bool {
-    if h.end.paused && is_on(s) {
-        h.end.paused = false;
-    }
-    !h.end.paused
-}
-
-/// (A forked child has a switch of its own.)
-fn is_on(s: &Socket) -> bool {
-    config::get().accelerate_by_default && !s.is_inherited()
 }
 
 /// A receiver that was not on the carrier yet when acceleration was turned on again.
