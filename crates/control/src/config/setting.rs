@@ -238,7 +238,7 @@ settings! {
         "Share of the new connections that are accelerated, in percent; the others stay on TCP.";
     AccelerateByDefault "NACC_ENABLE_RDMA_DEFAULT" = "1", Kind::Flag, None, EVERYWHERE, NOW,
         "accelerate TCP connections",
-        "1 accelerates every TCP connection that can be; 0 accelerates nothing, every connection stays on TCP. Set to 0 while a program runs it takes its connections back to TCP, where they stay; set to 1 it accelerates those that are made from then on.";
+        "1 accelerates every TCP connection that can be; 0 accelerates nothing, every connection stays on TCP. Set to 0 while a program runs it takes its connections back to TCP; set to 1 again it accelerates these, and those that were made meanwhile, while they are used. A program that was started with 0 takes no change.";
     LogLevel "NACC_LOG_LEVEL" = "3", number(0, 5), None, EVERYWHERE, NOW,
         "log level",
         "Least severe message that is logged: 0 TRACE, 1 DEBUG, 2 INFO, 3 WARN, 4 ERROR, 5 FATAL.";
