@@ -135,11 +135,8 @@ impl Receiving<'_> {
         if s.has(flag::CORRUPT) {
             return Next::Done(ECONNRESET);
         }
-        if h.end.paused {
-            resume_if_on(s, h);
-        }
-        if h.end.unsettled {
-            settle_rx(s, h);
+        if h.end.paused | h.end.unsettled {
+            may_arm(s, h);
         }
         let plan = h.end.switch.plan();
         let on_carrier = !matches!(plan, Plan::Fast { .. });
@@ -175,11 +172,13 @@ impl Receiving<'_> {
         }
         // (One that stands on the ring and has followed has nothing in store but bytes: a look
         // finds them, or an error.)
-        if h.end.switch.state() != RxState::Fast && is_doubtful(s, h, &mut now.doubtful) {
-            return Next::Again;
-        }
-        if now.done == 0 && now.nonblocking && comes_again(h) {
-            return Next::Soon;
+        if h.end.switch.state() != RxState::Fast {
+            if is_doubtful(s, h, &mut now.doubtful) {
+                return Next::Again;
+            }
+            if now.done == 0 && now.nonblocking && comes_again(h) {
+                return Next::Soon;
+            }
         }
         if now.nonblocking || now.done > 0 && !now.waits_for_all {
             return Next::Done(EAGAIN);
@@ -311,9 +310,21 @@ impl Receiving<'_> {
     }
 }
 
+/// Its peer may not promote yet: what kept it from that may be over.
+#[cold]
+#[inline(never)]
+fn may_arm(s: &Socket, h: &mut RxHeld<'_>) {
+    if h.end.paused {
+        resume_if_on(s, h);
+    }
+    settle_rx(s, h);
+}
+
 /// Bytes that were readable are on their way from the ring to the carrier, because another thread
 /// has had the receiver freeze: the caller may have been told of them before that. The peer's
 /// library answers within some microseconds, and is waited for as long as by who freezes.
+#[cold]
+#[inline(never)]
 fn comes_again(h: &mut RxHeld<'_>) -> bool {
     let some = match h.end.switch.state() {
         RxState::Frozen | RxState::FrozenToFast => h.unread().is_ok_and(|n| n > 0),

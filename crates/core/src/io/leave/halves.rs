@@ -63,8 +63,11 @@ pub(super) fn look_at_rx(
 
 /// `Action::Freeze`.
 pub(super) fn freeze(h: &mut RxHeld<'_>) {
+    // (Who asks again whether a leave is due freezes again: that is no new beginning.)
+    if h.end.switch.ack().armed {
+        h.end.frozen_at = sys::now_ns();
+    }
     h.end.switch.freeze();
-    h.end.frozen_at = sys::now_ns();
     store_ack(h);
     fence(SeqCst);
 }
