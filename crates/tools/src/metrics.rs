@@ -168,7 +168,7 @@ fn about(families: &mut Families<'_>, all: &[&Process]) {
         set(&info, labels(process, &about), 1);
         let seconds = process.uptime.as_ref().map_or(0, Duration::as_secs);
         set(&uptime, labels(process, &[]), seconds);
-        set(&replaced, labels(process, &[]), u64::from(process.is_library_replaced));
+        set(&replaced, labels(process, &[]), u64::from(process.is_library_replaced()));
     }
 }
 

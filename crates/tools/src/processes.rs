@@ -1,6 +1,6 @@
 //! Which processes are meant: by number, by name, or all that are accelerated.
 
-use crate::segment::{self, Process, SegmentError};
+use crate::segment::{self, Known, Process, SegmentError, Stranger};
 use std::collections::HashMap;
 use std::fmt;
 
@@ -71,20 +71,21 @@ pub fn named_again(words: &[String], looks: &mut Looks) -> Result<Vec<Found>, Un
     Ok(found)
 }
 
-/// Looks at all processes, again and again. A process may have ten thousand descriptors: which one
-/// is its segment's is found out once.
+/// Looks at all processes, again and again.
 #[derive(Debug, Default)]
 pub struct Looks {
     /// By the processes' numbers.
-    at: HashMap<u32, u32>,
+    known: HashMap<u32, Known>,
+    /// The same of processes without the library: most of a host's.
+    strangers: HashMap<u32, Stranger>,
 }
 
 impl Looks {
     /// One process, whole.
     fn read(&mut self, pid: u32) -> Result<Process, SegmentError> {
-        let mut process = segment::look(pid, self.at.get(&pid).copied())?;
+        let mut process = segment::look(pid, self.known.get(&pid).copied())?;
         process.complete();
-        self.at.insert(pid, process.at);
+        self.known.insert(pid, process.known);
         Ok(process)
     }
 
@@ -93,16 +94,28 @@ impl Looks {
     pub fn all(&mut self) -> (Vec<Found>, usize) {
         let mut not_permitted = 0;
         let mut found = Vec::new();
+        let mut strangers = HashMap::new();
         for pid in segment::pids().unwrap_or_default() {
-            let process = segment::look(pid, self.at.get(&pid).copied());
+            if let Some(stranger) = self.strangers.remove(&pid)
+                && stranger.is_still(pid)
+            {
+                strangers.insert(pid, stranger);
+                continue;
+            }
+            // (What it runs is asked first: by the time that its library is, it may run another.)
+            let stranger = Stranger::of(pid);
+            let process = segment::look(pid, self.known.get(&pid).copied());
             if has_library(&process) {
                 found.push(Found { pid, process });
             } else if matches!(process, Err(SegmentError::NotPermitted)) {
                 not_permitted += 1;
+            } else if let (Err(SegmentError::NotLoaded), Some(stranger)) = (&process, stranger) {
+                strangers.insert(pid, stranger);
             }
         }
-        let known = found.iter().filter_map(|it| Some((it.pid, it.process.as_ref().ok()?.at)));
-        self.at = known.collect();
+        self.strangers = strangers;
+        let known = found.iter().filter_map(|it| Some((it.pid, it.process.as_ref().ok()?.known)));
+        self.known = known.collect();
         (found, not_permitted)
     }
 }

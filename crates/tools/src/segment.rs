@@ -3,7 +3,9 @@
 //! Reads `/proc` and copies the segment; never maps it, never writes. The process is not trusted:
 //! what it exposes may be cut short, changing, or nonsense.
 
-use netacc_control::stats::{CONNS_OFFSET, Connection, MEMFD_LINK, ReadError, Snapshot};
+use netacc_control::stats::{
+    CONNS_OFFSET, ConnRecord, Connection, MEMFD_LINK, ReadError, Snapshot,
+};
 use rustix::fs::{AtFlags, MemfdFlags, Mode, OFlags, StatxFlags, memfd_create, statx};
 use rustix::io::Errno;
 use std::ffi::OsStr;
@@ -13,7 +15,7 @@ use std::io;
 use std::os::fd::{AsFd, AsRawFd};
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use crate::{addresses, library};
 
@@ -30,14 +32,52 @@ pub struct Process {
     pub uptime: Option<Duration>,
     /// The container that it is in.
     pub container: Option<String>,
-    /// The library's file has been replaced, or removed, since the process loaded it.
-    pub is_library_replaced: bool,
-    /// The descriptor of its segment.
-    pub at: u32,
+    /// What the next look need not look for.
+    pub known: Known,
     /// Header of its segment.
     pub header: Snapshot,
     /// Its open connections.
     pub connections: Vec<Connection>,
+}
+
+/// What of a process is not looked for at each look: it may have ten thousand descriptors, and as
+/// many mappings.
+#[derive(Debug, Clone, Copy)]
+pub struct Known {
+    /// The descriptor of its segment.
+    at: u32,
+    /// Of which segment this is known.
+    started_unix_ns: u64,
+    /// The library's file has been replaced, or removed, since the process loaded it.
+    is_library_replaced: bool,
+    /// When that was asked.
+    asked: Instant,
+}
+
+/// So long it is taken for granted which library a program has loaded.
+const ASKED_FOR: Duration = Duration::from_secs(10);
+
+impl Known {
+    /// What is known of a process with this segment, or is asked now.
+    fn of(
+        segment: &Segment,
+        before: Option<Known>,
+        directory: &Path,
+    ) -> Result<Known, SegmentError> {
+        let started_unix_ns = segment.header.started_unix_ns;
+        let is_still_so =
+            |k: &Known| k.started_unix_ns == started_unix_ns && k.asked.elapsed() < ASKED_FOR;
+        if let Some(known) = before.filter(is_still_so) {
+            return Ok(Known { at: segment.at, ..known });
+        }
+        let is_library_replaced = loaded_library(directory)? == Some(Loaded::Replaced);
+        Ok(Known { at: segment.at, started_unix_ns, is_library_replaced, asked: Instant::now() })
+    }
+
+    #[cfg(test)]
+    pub(crate) fn sample(is_library_replaced: bool) -> Known {
+        Known { at: 3, started_unix_ns: 0, is_library_replaced, asked: Instant::now() }
+    }
 }
 
 /// Why there is nothing to tell.
@@ -146,6 +186,12 @@ pub fn read(pid: u32) -> Result<Process, SegmentError> {
 }
 
 impl Process {
+    /// Whether the library's file has been replaced, or removed, since the process loaded it. (Of a
+    /// process that is looked at again and again this may be ten seconds old.)
+    pub fn is_library_replaced(&self) -> bool {
+        self.known.is_library_replaced
+    }
+
     /// Asks the kernel for the addresses that the library has not asked for.
     pub fn complete(&mut self) {
         let directory = PathBuf::from(format!("/proc/{}", self.pid));
@@ -153,29 +199,28 @@ impl Process {
     }
 }
 
-/// The same without the addresses of connections that the library has not asked for; where the
-/// segment was the last time is looked at first.
-pub fn look(pid: u32, at: Option<u32>) -> Result<Process, SegmentError> {
+/// The same without the addresses of connections that the library has not asked for, where this is
+/// known from the last look.
+pub fn look(pid: u32, before: Option<Known>) -> Result<Process, SegmentError> {
     let directory = PathBuf::from(format!("/proc/{pid}"));
     let status = status(&directory)?;
     let uid = field(&status, "Uid:").and_then(|ids| ids.split_whitespace().next()?.parse().ok());
     let own_pid = own_pid(&status).unwrap_or(pid);
-    let known = at.and_then(|at| segment(&directory, at, own_pid).ok().flatten());
-    let Segment { at, file, header } = match known {
-        Some(known) => known,
+    let there = before.and_then(|known| segment(&directory, known.at, own_pid).ok().flatten());
+    let segment = match there {
+        Some(there) => there,
         None => find(&directory, own_pid)?,
     };
-    let connections = connections(&file, &header)?;
+    let connections = connections(&segment.file, &segment.header)?;
     Ok(Process {
-        at,
+        known: Known::of(&segment, before, &directory)?,
         pid,
         name: name(pid)?,
         uid: uid.unwrap_or(0),
         uptime: uptime(&directory),
         container: lossy(&directory.join("cgroup")).ok().and_then(|groups| container(&groups)),
-        is_library_replaced: loaded_library(&directory)? == Some(Loaded::Replaced),
         connections,
-        header,
+        header: segment.header,
     })
 }
 
@@ -298,7 +343,9 @@ fn connections(file: &File, header: &Snapshot) -> Result<Vec<Connection>, Segmen
     const BYTES_MAX: u64 = 1 << 30;
     let there = file.metadata()?.len().saturating_sub(CONNS_OFFSET as u64);
     let wanted = (header.conns_bytes() as u64).min(there).min(BYTES_MAX);
-    let mut connections = Vec::new();
+    // (What the process says of its size is no reason to take so much.)
+    let records = wanted as usize / size_of::<ConnRecord>();
+    let mut connections = Vec::with_capacity(records.min(1 << 16));
     let mut block = vec![0; 1 << 20];
     let mut at = 0;
     while at < wanted {
@@ -308,7 +355,7 @@ fn connections(file: &File, header: &Snapshot) -> Result<Vec<Connection>, Segmen
         connections.extend(Connection::read_all(part));
         at += length as u64;
     }
-    connections.sort_by_key(|connection| connection.fd);
+    connections.sort_unstable_by_key(|connection| (connection.fd, connection.opened_unix_ns));
     Ok(connections)
 }
 
@@ -352,11 +399,43 @@ fn loaded_library(directory: &Path) -> Result<Option<Loaded>, SegmentError> {
     }))
 }
 
-/// The time since a process was started, by field 22 of its `stat` (proc_pid_stat(5)).
-fn uptime(directory: &Path) -> Option<Duration> {
-    let stat = lossy(&directory.join("stat")).ok()?;
+/// A program that does not have the library. (One that has only begun may get it yet.)
+#[derive(Debug)]
+pub struct Stranger {
+    program: [u64; 2],
+    asked: Instant,
+}
+
+impl Stranger {
+    /// The program that a process runs.
+    pub fn of(pid: u32) -> Option<Stranger> {
+        Some(Stranger { program: program(pid)?, asked: Instant::now() })
+    }
+
+    /// Whether the process still runs it, as far as that is taken for granted.
+    pub fn is_still(&self, pid: u32) -> bool {
+        self.asked.elapsed() < ASKED_FOR && program(pid) == Some(self.program)
+    }
+}
+
+/// What tells a program from one that the process ran before: when the process began, and where the
+/// stack does, which execve(2) puts elsewhere.
+fn program(pid: u32) -> Option<[u64; 2]> {
+    let stat = lossy(&PathBuf::from(format!("/proc/{pid}/stat"))).ok()?;
+    Some([stat_field(&stat, 22)?, stat_field(&stat, 28)?])
+}
+
+/// A field of `/proc/PID/stat` by its number in proc_pid_stat(5), behind the name.
+fn stat_field(stat: &str, number: usize) -> Option<u64> {
+    const FIRST_BEHIND_THE_NAME: usize = 3;
     // The name, in parentheses, may contain anything.
-    let started = stat.rsplit_once(')')?.1.split_whitespace().nth(19)?.parse::<u64>().ok()?;
+    let mut fields = stat.rsplit_once(')')?.1.split_whitespace();
+    fields.nth(number.checked_sub(FIRST_BEHIND_THE_NAME)?)?.parse().ok()
+}
+
+/// The time since a process was started.
+fn uptime(directory: &Path) -> Option<Duration> {
+    let started = stat_field(&lossy(&directory.join("stat")).ok()?, 22)?;
     let now = fs::read_to_string("/proc/uptime").ok()?;
     let now = now.split_whitespace().next()?.parse::<f64>().ok()?;
     let started = started as f64 / rustix::param::clock_ticks_per_second() as f64;
@@ -387,6 +466,7 @@ fn may_trace() -> bool {
 mod tests {
     use super::*;
     use rustix::fs::FileType;
+    use std::io::{Read, Write};
 
     #[test]
     fn own_pid_is_the_innermost() {
@@ -445,5 +525,29 @@ mod tests {
         assert!(!name(own).unwrap().is_empty());
         let directory = PathBuf::from(format!("/proc/{own}"));
         assert!(uptime(&directory).unwrap() < Duration::from_secs(3600));
+    }
+
+    #[test]
+    fn a_stranger_is_known_until_it_runs_another_program() {
+        let mut child = std::process::Command::new("sh")
+            .args(["-c", "read line; exec cat"])
+            .stdin(std::process::Stdio::piped())
+            .stdout(std::process::Stdio::piped())
+            .spawn()
+            .unwrap();
+        let pid = child.id();
+        // (The child may still be about to run sh.)
+        while name(pid).unwrap() != "sh" {
+            std::thread::yield_now();
+        }
+        let stranger = Stranger::of(pid).unwrap();
+        assert!(stranger.is_still(pid) && !stranger.is_still(std::process::id()));
+        child.stdin.as_mut().unwrap().write_all(b"go\nseen\n").unwrap();
+        let mut seen = [0; 5];
+        child.stdout.as_mut().unwrap().read_exact(&mut seen).unwrap();
+        assert!(!stranger.is_still(pid));
+        drop(child.stdin.take());
+        assert!(child.wait().unwrap().success());
+        assert!(!stranger.is_still(pid));
     }
 }

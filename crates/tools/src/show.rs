@@ -513,7 +513,7 @@ pub fn processes_json(found: &[Found]) -> Value {
                 "uid": process.uid,
                 "container": process.container,
                 "library_version": process.header.library.map(version),
-                "library_replaced": process.is_library_replaced,
+                "library_replaced": process.is_library_replaced(),
                 "uptime_s": process.uptime.map(|uptime| uptime.as_secs()),
                 "connections_total": connections_total(process),
                 "accelerated_total": accelerated_total(process),
@@ -559,7 +559,7 @@ pub fn processes_text(found: &[Found]) -> String {
         if let Some(container) = &process.container {
             let _ = writeln!(notes, "{}: in container {container}", process.pid);
         }
-        if process.is_library_replaced {
+        if process.is_library_replaced() {
             let _ = writeln!(
                 notes,
                 "{}: its library has been replaced since it started: start the program again to \
@@ -610,7 +610,7 @@ pub(crate) fn accelerated_total(process: &Process) -> u64 {
 
 /// Bytes sent and received on each path, also by the connections that are open.
 pub(crate) fn bytes_by_path(process: &Process) -> [(u64, u64); Path::ALL.len()] {
-    Path::ALL.map(|path| process.header.bytes(path, &process.connections))
+    process.header.bytes(&process.connections)
 }
 
 /// Memory of all channels on a path.

@@ -182,18 +182,18 @@ impl Snapshot {
         self.answer != 0 && self.answer & 0xff == 0
     }
 
-    /// Bytes sent and received on a path, by the connections that have ended and those given, which
-    /// are open.
-    pub fn bytes(&self, path: Path, open: &[Connection]) -> (u64, u64) {
+    /// Bytes sent and received on each path, by the connections that have ended and those given,
+    /// which are open.
+    pub fn bytes(&self, open: &[Connection]) -> [(u64, u64); Path::ALL.len()] {
         let ended = |counter: Counter| self.counters.get(counter as usize).copied().unwrap_or(0);
-        let of = |words: &[u64; PATH_SLOTS]| words.get(path as usize).copied().unwrap_or(0);
-        let both = (ended(Counter::bytes_tx(path)), ended(Counter::bytes_rx(path)));
-        open.iter().fold(both, |(tx, rx), connection| {
-            (
-                tx.saturating_add(of(&connection.tx_bytes)),
-                rx.saturating_add(of(&connection.rx_bytes)),
-            )
-        })
+        let mut all = Path::ALL.map(|p| (ended(Counter::bytes_tx(p)), ended(Counter::bytes_rx(p))));
+        for connection in open {
+            let more = connection.tx_bytes.iter().zip(&connection.rx_bytes);
+            for ((tx, rx), (more_tx, more_rx)) in all.iter_mut().zip(more) {
+                (*tx, *rx) = (tx.saturating_add(*more_tx), rx.saturating_add(*more_rx));
+            }
+        }
+        all
     }
 
     /// Calls of the connections that have ended and of those given, which are open, that have sent
@@ -231,8 +231,8 @@ impl Connection {
     }
 
     /// Reads the open connections from the bytes after the header.
-    pub fn read_all(bytes: &[u8]) -> Vec<Connection> {
-        bytes.chunks_exact(size_of::<ConnRecord>()).filter_map(Connection::read).collect()
+    pub fn read_all(bytes: &[u8]) -> impl Iterator<Item = Connection> {
+        bytes.chunks_exact(size_of::<ConnRecord>()).filter_map(Connection::read)
     }
 
     /// Reads one from its record, if it is open.

@@ -124,7 +124,7 @@ fn said(process: &Process, findings: &mut Findings) {
             );
         }
     }
-    if process.is_library_replaced {
+    if process.is_library_replaced() {
         findings.note(
             "library",
             "its file has been replaced or removed since the process loaded it",

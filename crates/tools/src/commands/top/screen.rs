@@ -87,7 +87,7 @@ mod tests {
     use super::super::app::Key;
     use super::*;
     use crate::processes::Found;
-    use crate::segment::Process;
+    use crate::segment::{Known, Process};
     use netacc_control::stats::{COUNTER_SLOTS, Connection, PATH_SLOTS, REASON_SLOTS, Snapshot};
     use ratatui::Terminal;
     use ratatui::backend::TestBackend;
@@ -138,8 +138,7 @@ mod tests {
             uid: 105,
             uptime: Some(Duration::from_secs(3700)),
             container: None,
-            is_library_replaced: pid == 2,
-            at: 3,
+            known: Known::sample(pid == 2),
             header,
             connections,
         };
