@@ -45,7 +45,7 @@ pub struct Process {
 #[derive(Debug, Clone, Copy)]
 pub struct Known {
     /// The descriptor of its segment.
-    at: u32,
+    pub at: u32,
     /// Of which segment this is known.
     started_unix_ns: u64,
     /// The library's file has been replaced, or removed, since the process loaded it.

@@ -370,13 +370,16 @@ fn the_newest_segment_counts() {
 fn a_segment_may_move_between_two_looks() {
     let _alone = alone();
     let id = std::process::id();
-    let mut looks = Looks::default();
-    let mut look = || {
+    let segment_in = |looks: &mut Looks| {
         let found = looks.all().0.into_iter().find(|found| found.pid == id);
-        found.map(|found| found.process.map(|process| process.at).ok())
+        found.map(|found| found.process.map(|process| process.known.at).ok())
     };
-    assert_eq!(look(), None);
+    let mut early = Looks::default();
+    assert_eq!(segment_in(&mut early), None);
     let segment = Segment::filled(id);
+    assert_eq!(segment_in(&mut early), None, "a program without the library gets none");
+    let mut looks = Looks::default();
+    let mut look = || segment_in(&mut looks);
     let first = look().unwrap().unwrap();
     assert_eq!(look(), Some(Some(first)));
     // Something else gets the number.

@@ -135,8 +135,8 @@ fn follow(mut traces: Vec<Trace>, wanted: &Wanted, is_json: bool) -> c_int {
             return 0;
         }
         drop(out);
-        // However many connections there are, it takes 2 % of a CPU, or looks each two seconds.
-        std::thread::sleep((50 * (cpu_time() - began)).clamp(PAUSE_MIN, PAUSE_MAX));
+        // However many connections there are, it takes 1 % of a CPU, or looks each two seconds.
+        std::thread::sleep((100 * (cpu_time() - began)).clamp(PAUSE_MIN, PAUSE_MAX));
         for trace in traces.iter_mut().filter(|trace| trace.is_live) {
             if let Err(error) = trace.look_again() {
                 complain(format_args!("{}: {error}", trace.pid));
