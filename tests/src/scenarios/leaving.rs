@@ -100,6 +100,18 @@ fn all_stopped(pid: i32) -> bool {
     })
 }
 
+/// A connection with bytes unread, whose client has said its number and is stopped.
+fn unread_of_a_stopped_peer(t: &Ctx) -> (Fd, i32) {
+    let fd = t.server();
+    let peer: i32 = t.hear().parse().expect("a pid");
+    await_bytes(fd, UNREAD);
+    t.log("stop", sys::kill(peer, libc::SIGSTOP));
+    while !all_stopped(peer) {
+        sys::sleep_ms(1);
+    }
+    (fd, peer)
+}
+
 /// A server that leaves with all unread, and with little room for what comes again; it reads when
 /// the client says that word.
 fn leaves_with_little_room(t: &Ctx, room: i32, until: &str) {
@@ -190,13 +202,7 @@ pub fn list() -> Vec<Scenario> {
             "leaving/option-while-the-peer-stands-still",
             "an option is set while bytes are unread and the peer's process stands still for a moment: the bytes are there behind it",
             |t| {
-                let fd = t.server();
-                let peer: i32 = t.hear().parse().expect("a pid");
-                await_bytes(fd, UNREAD);
-                t.log("stop", sys::kill(peer, libc::SIGSTOP));
-                while !all_stopped(peer) {
-                    sys::sleep_ms(1);
-                }
+                let (fd, peer) = unread_of_a_stopped_peer(t);
                 let goes_on = std::thread::spawn(move || {
                     sys::sleep_ms(150);
                     sys::kill(peer, libc::SIGCONT)
@@ -223,13 +229,7 @@ pub fn list() -> Vec<Scenario> {
             "leaving/while-the-peer-is-stopped",
             "a connection comes into a fifth epoll set while its peer's process is stopped: what is unread comes, when the peer goes on at the latest",
             |t| {
-                let fd = t.server();
-                let peer: i32 = t.hear().parse().expect("a pid");
-                await_bytes(fd, UNREAD);
-                t.log("stop", sys::kill(peer, libc::SIGSTOP));
-                while !all_stopped(peer) {
-                    sys::sleep_ms(1);
-                }
+                let (fd, peer) = unread_of_a_stopped_peer(t);
                 let sets = [(); 5].map(|()| {
                     let set = sys::epoll_create1(libc::EPOLL_CLOEXEC).expect("epoll_create1");
                     let events = EPOLLIN as u32;

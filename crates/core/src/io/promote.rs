@@ -72,8 +72,8 @@ pub(super) fn may_use_carrier(h: &TxHeld<'_>) -> bool {
     h.channel.far.seen_epoch(h.slot).is_none_or(|seen| h.end.switch.carrier_is_open(seen))
 }
 
-/// Whether it may be promoted: acceleration is on again, or it was never off.
-fn sender_resumes(s: &Socket, h: &mut TxHeld<'_>) -> bool {
+/// Ends the pause of the sending direction if acceleration is on again. Whether there is none now.
+fn end_pause_if_on(s: &Socket, h: &mut TxHeld<'_>) -> bool {
     if h.end.paused && is_on(s) {
         h.end.paused = false;
     }
@@ -85,7 +85,7 @@ pub(super) fn promote(s: &Socket, h: &mut TxHeld<'_>, fd: c_int, flags: c_int) -
     // First: what the peer says of itself it says before it arms.
     let ack = load_ack(h.words);
     if h.end.never
-        || !sender_resumes(s, h)
+        || !end_pause_if_on(s, h)
         || h.end.unsettled
         || !ack.armed
         || ack.frozen
