@@ -16,6 +16,10 @@ await() {
   done
 }
 
+# crash: this kernel ends at once, as where a host loses its power, and another one begins the same
+# command anew, with BOOT=2. It says nothing to the other one, which has the link as it was.
+crash() { tell "$ROLE-crashes"; sleep infinity; }
+
 # wait_for SECONDS COMMAND... : until it succeeds.
 wait_for() {
   local end=$((SECONDS + $1)); shift
