@@ -1,12 +1,17 @@
 #!/usr/bin/env python3
 """Connections to a host that loses its power in the middle of them, and comes back.
 
-    rebooted.py server          echoes what each connection says, but for those that begin with `s`, which it only reads
-    rebooted.py client PATH     one connection that sends without end, one that waits for an answer,
-                                one that has nothing to do; when all are on PATH (`plain`: there is
-                                no library), says `lost`, and awaits `back` (/rig/told); then what
-                                came of each, and whether a new one comes onto the path. On plain
-                                TCP who only waits never hears of it: there it has keepalive.
+    rebooted.py lost accepts|connects
+                    echoes what each connection says, but for those that begin with `s`, which it
+                    only reads; accepts any number, or makes three, and one where BOOT is 2
+    rebooted.py lives connects|accepts PATH
+                    one connection that sends without end, one that waits for an answer, one that
+                    has nothing to do; when all are on PATH (`plain`: there is no library), says
+                    `lost`, and awaits `back` (/rig/told); then what came of each, and whether a new
+                    one comes onto the path. On plain TCP who only waits never hears of it: there it
+                    has keepalive.
+
+The host that is lost is 10.0.0.1, the other one 10.0.0.2.
 """
 import errno
 import os
@@ -17,7 +22,7 @@ import time
 
 from workers import PORT, paths
 
-ADDRESS, PATIENCE = "10.0.0.1", 150
+LOST, LIVES, PATIENCE = "10.0.0.1", "10.0.0.2", 150
 TOLD = "/rig/told/"
 
 
@@ -28,14 +33,19 @@ def serve(connection):
                 connection.sendall(data)
 
 
-def server():
-    with socket.create_server((ADDRESS, PORT)) as listener:
+def lost(how):
+    if how == "connects":
+        made = [socket.create_connection((LIVES, PORT)) for _ in range(3 if os.environ["BOOT"] == "1" else 1)]
+        threads = [threading.Thread(target=serve, args=(connection,)) for connection in made]
+        for thread in threads:
+            thread.start()
+        return
+    with socket.create_server((LOST, PORT)) as listener:
         while True:
             threading.Thread(target=serve, args=(listener.accept()[0],), daemon=True).start()
 
 
-def connect(path):
-    connection = socket.create_connection((ADDRESS, PORT))
+def fit(connection, path):
     connection.settimeout(PATIENCE)
     if path == "plain":
         for option, value in ((socket.TCP_KEEPIDLE, 2), (socket.TCP_KEEPINTVL, 2), (socket.TCP_KEEPCNT, 50)):
@@ -76,6 +86,11 @@ def send_without_end(connection):
         connection.sendall(b"s" * 65536)
 
 
+def say(word):
+    with open(TOLD + word, "w"):
+        pass
+
+
 def told(word):
     end = time.monotonic() + PATIENCE
     while not os.path.exists(TOLD + word):
@@ -84,16 +99,21 @@ def told(word):
         time.sleep(0.02)
 
 
-def client(path):
-    sender, waiter, idle = connections = [connect(path) for _ in range(3)]
+def lives(how, path):
+    if how == "connects":
+        another = lambda: fit(socket.create_connection((LOST, PORT)), path)
+    else:
+        listener = socket.create_server((LIVES, PORT))
+        another = lambda: fit(listener.accept()[0], path)
+        say("listens")
+    sender, waiter, idle = connections = [another() for _ in range(3)]
     use(connections, path)
     came = {}
     works = {"sends": lambda: send_without_end(sender), "waits": lambda: len(waiter.recv(1))}
     threads = [threading.Thread(target=lambda name=name, work=work: came.update({name: outcome(work)})) for name, work in works.items()]
     for thread in threads:
         thread.start()
-    with open(TOLD + "lost", "w"):
-        pass
+    say("lost")
     told("back")
     for thread in threads:
         thread.join()
@@ -103,10 +123,10 @@ def client(path):
         print(f"{name}: {came[name]}")
     for connection in connections:
         connection.close()
-    anew = connect(path)
-    use([anew], path)
+    with another() as anew:
+        use([anew], path)
     print("a new one is on the path again")
 
 
 if __name__ == "__main__":
-    server() if sys.argv[1] == "server" else client(sys.argv[2])
+    lost(sys.argv[2]) if sys.argv[1] == "lost" else lives(*sys.argv[2:])
