@@ -63,6 +63,9 @@ same talk-begin-and-end "['SF', 'SF']" "$(ask talk '[of(way)["flags"] for way in
 same talk-comments True "$(ask talk 'any("shm, python3 ('"$SERVER"'), descriptor" in said for said in of("sent")["said"]) and any("kernel" in said for said in of("sent")["said"])' "$TMP/talk")"
 check talk-summed-up grep -qE '^netacc capture: [0-9]+ packets with [0-9]+ bytes of 1 connections; no gap; [0-9]+ bytes went over' "$TMP/talk.said"
 same mode 600 "$(stat -c %a "$TMP/talk.pcapng")"
+# A file that may not grow (RLIMIT_FSIZE) is an error, not the end by a signal.
+said=$(ulimit -f 0; "${CAPTURE[@]}" -p "$SERVER" -w "$TMP/small.pcapng" -d 5 2>&1)
+same no-room "1 yes" "$? $(grep -q 'File too large' <<<"$said" && echo yes)"
 
 # What others read in it.
 if command -v tcpdump >/dev/null; then

@@ -66,6 +66,11 @@ print(*[t["state"] for t in json.load(sys.stdin) if t["pid"] == '"$SERVER"'])')"
   check $kind-export python3 -c 'import json, sys; assert len(json.load(sys.stdin)["traceEvents"]) > 20' \
     < <("${TRACE[@]}" export -p "$CLIENT")
   check $kind-histogram grep -q 'doorbell to wake' <("${TRACE[@]}" histogram)
+  says=$("${TRACE[@]}" show -p "$CLIENT" --event promotd 2>&1)
+  same $kind-no-such-event "2 yes" "$? $(grep -q 'promotd: not an event; valid: .*promoted' <<<"$says" && echo yes)"
+  # (The disk is full: who follows says so, and ends.)
+  says=$(timeout 20 "${TRACE[@]}" show -p "$SERVER" --follow 2>&1 >/dev/full)
+  same $kind-full-disk "1 yes" "$? $(grep -q 'standard output: No space left' <<<"$says" && echo yes)"
   # Who ends in order leaves nothing.
   file=$(ask 't["path"]' -p "$CLIENT")
   if [ -e "$file" ]; then ok $kind-there; else fail $kind-there "$file"; fi
@@ -152,7 +157,7 @@ LOCKED=$!; wait "$LOCKED" 2>/dev/null
 locked=$(find /dev/shm -name "netacc-trace.*.$LOCKED")
 small() { [ "$(stat -c %s "$1")" -lt 100000 ] && [ $(("$(stat -c %b "$1")" * 512)) -lt 100000 ]; }
 check locked-small small "$locked"
-check one-line grep -q "^$LOCKED  *a?b " <("${TRACE[@]}" list)
+check one-line grep -q "^$LOCKED  *[0-9][0-9]*  *a?b " <("${TRACE[@]}" list)
 controls() { LC_ALL=C grep -q $'[\x7f\x9b]' <("${TRACE[@]}" "$@"); }
 same no-controls "1 1 1" "$(for words in list 'list --json' export; do
   controls $words; echo $?; done | xargs)"

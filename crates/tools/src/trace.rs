@@ -7,7 +7,7 @@
 use crate::segment;
 use crate::selection::Network;
 use netacc_control::trace::{DIRECTORY, Head, NAME, RingText};
-use rustix::fs::{AtFlags, FileType, Mode, OFlags, StatxFlags, statx};
+use rustix::fs::{AtFlags, FileType, Mode, OFlags, SeekFrom, StatxFlags, statx};
 use std::collections::HashSet;
 use std::fmt;
 use std::fs::{self, File};
@@ -112,10 +112,19 @@ impl Trace {
         let mut rings = Vec::new();
         let there = self.file.metadata().map_or(0, |data| data.len()).min(BYTES_MAX);
         let (mut bytes, mut again) = (vec![0; self.head.ring_bytes], [0; SEEN_BYTES]);
+        let mut written_from = 0;
         for i in 0..self.head.rings.max(1) {
             let at = (self.head.rings_at as u64).saturating_add(i as u64 * bytes.len() as u64);
-            if at.saturating_add(bytes.len() as u64) > there {
+            let behind = at.saturating_add(bytes.len() as u64);
+            if behind > there {
                 break;
+            }
+            // What nobody has written costs its owner nothing: it is not to cost the reader.
+            if written_from < behind {
+                written_from = self.written_from(at);
+            }
+            if written_from >= behind {
+                continue;
             }
             // (Most connections do nothing most of the time.)
             let was = seen.get(i).copied();
@@ -126,16 +135,26 @@ impl Trace {
             if self.file.read_exact_at(&mut bytes, at).is_err() {
                 break;
             }
-            match (seen.get_mut(i), bytes.first_chunk()) {
-                (Some(seen), Some(first)) => *seen = *first,
-                (None, Some(first)) => seen.push(*first),
-                (_, None) => {}
+            if let Some(first) = bytes.first_chunk() {
+                seen.resize(seen.len().max(i + 1), [0; SEEN_BYTES]);
+                seen[i] = *first;
             }
             let behind = self.file.read_exact_at(&mut again, at).is_ok() && self.is_live;
             let again = behind.then_some(again.as_slice());
             rings.extend(RingText::read(&self.head, &bytes, again));
         }
         rings
+    }
+
+    /// Where in the file the first byte from there on is that was ever written.
+    fn written_from(&self, at: u64) -> u64 {
+        match rustix::fs::seek(&self.file, SeekFrom::Data(at)) {
+            Ok(there) => there,
+            // Nothing is.
+            Err(rustix::io::Errno::NXIO) => u64::MAX,
+            // The file system does not know.
+            Err(_) => at,
+        }
     }
 
     /// `killed`, `exited` or `live`.

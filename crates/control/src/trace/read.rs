@@ -234,6 +234,7 @@ impl RingText {
         let room = u64::try_from(room).ok()?;
         let kept = head.events_first;
         let last = room.checked_sub(kept).filter(|last| *last != 0)?;
+        let began_ns = head.began_ns;
         let from = recorded.max(now).saturating_sub(last).max(kept);
         let mut events = Vec::new();
         for index in (0..kept.min(recorded)).chain(from..recorded) {
@@ -245,7 +246,7 @@ impl RingText {
                 continue;
             }
             let number = first & ((1 << KIND_BITS) - 1);
-            events.push((index, number as u32, first >> TIME_AT, what));
+            events.push((index, number as u32, whole_time(first >> TIME_AT, began_ns), what));
         }
         let address = |address: usize, port: usize| {
             let ip = unpack_ip(word(at::FAMILY)?, long(address)?, long(address + 8)?)?;
@@ -263,4 +264,13 @@ impl RingText {
             events,
         })
     }
+}
+
+/// An event's time has the low 56 bits of the clock's, which go round each 834 days of a host; the
+/// rest is that of the trace, which began at most 13 days behind it and 821 days before it.
+fn whole_time(low: u64, began: u64) -> u64 {
+    const MASK: u64 = u64::MAX >> TIME_AT;
+    const BEHIND: u64 = 1 << 50;
+    let since = low.wrapping_sub(began).wrapping_add(BEHIND) & MASK;
+    began.wrapping_add(since).wrapping_sub(BEHIND)
 }

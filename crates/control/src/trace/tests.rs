@@ -331,3 +331,18 @@ fn any_bytes_can_be_read() {
     newer[8] = 9;
     assert_eq!(Head::read(&newer), Err(ReadError::Version(9)));
 }
+
+#[test]
+fn times_are_whole_on_a_host_that_has_been_up_for_years() {
+    for began in [500, (1 << 56) - 1000, 3 << 56, u64::MAX >> 1] {
+        let file = File::new(1);
+        file.header.init(1, b"x", 0, began);
+        file.rings[0].state.store(State::Open as u32, Relaxed);
+        let times = [began, began + 2000, began + (1 << 55), began.saturating_sub(400)];
+        for ns in times {
+            file.rings[0].record(Event::Full, ns, 0);
+        }
+        let read = file.read(0).unwrap();
+        assert_eq!(read.events.iter().map(|event| event.2).collect::<Vec<_>>(), times, "{began}");
+    }
+}

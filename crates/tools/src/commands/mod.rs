@@ -71,7 +71,7 @@ pub fn netacc_command() -> Command {
 
 /// `netacc bench` and the processes that it starts.
 fn bench(matches: &ArgMatches) -> c_int {
-    ignore_broken_pipes();
+    ignore_signals_of_writes();
     let done = Bench::from_arg_matches(matches).map_err(Into::into).and_then(Bench::run);
     match done {
         Ok(true) => 0,
@@ -83,11 +83,14 @@ fn bench(matches: &ArgMatches) -> c_int {
     }
 }
 
-/// A write to a pipe that nobody reads is an error of that write, not the end of the process.
+/// A write to a pipe that nobody reads, or to a file that has all that the process may write, is an
+/// error of that write, not the end of the process.
 #[allow(unsafe_code, reason = "signal(2)")]
-fn ignore_broken_pipes() {
-    // SAFETY: nobody else handles this signal here, and ignoring it runs no code.
-    unsafe { libc::signal(libc::SIGPIPE, libc::SIG_IGN) };
+fn ignore_signals_of_writes() {
+    for signal in [libc::SIGPIPE, libc::SIGXFSZ] {
+        // SAFETY: nobody else handles these signals here, and ignoring one runs no code.
+        unsafe { libc::signal(signal, libc::SIG_IGN) };
+    }
 }
 
 /// The arguments of this process; otherwise what `tool` has to say has been said, and this is its
@@ -103,17 +106,25 @@ fn parse(tool: &str, command: Command) -> Result<ArgMatches, c_int> {
     })
 }
 
-/// A reader that has seen enough is no error.
+/// The exit status.
 fn print(tool: &str, text: &str) -> c_int {
+    say(tool, text).err().unwrap_or(0)
+}
+
+/// Writes it to standard output, or says why not; then this is the exit status. A reader that has
+/// seen enough is no error.
+fn say(tool: &str, text: &str) -> Result<(), c_int> {
     let mut out = io::stdout().lock();
-    match out.write_all(tame(text).as_bytes()).and_then(|()| out.flush()) {
-        Ok(()) => 0,
-        Err(error) if error.kind() == io::ErrorKind::BrokenPipe => 0,
-        Err(error) => {
-            let _ = writeln!(io::stderr(), "{tool}: {error}");
-            STATUS_FAILED
+    // (Rust takes a closed one for one that takes everything.)
+    let there = rustix::io::fcntl_getfd(&out).map(drop).map_err(io::Error::from);
+    let done = there.and_then(|()| out.write_all(tame(text).as_bytes())).and_then(|()| out.flush());
+    done.map_err(|error| {
+        if error.kind() == io::ErrorKind::BrokenPipe {
+            return 0;
         }
-    }
+        let _ = writeln!(io::stderr(), "{tool}: standard output: {error}");
+        STATUS_FAILED
+    })
 }
 
 /// JSON escapes what is below a blank. What else drives a terminal stands in strings alone, and is

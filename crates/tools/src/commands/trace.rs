@@ -1,6 +1,6 @@
 //! `netacc trace`: what has become of connections, of processes that run and of killed ones.
 
-use super::{STATUS_FAILED, STATUS_USAGE, print, tame};
+use super::{STATUS_FAILED, STATUS_USAGE, print, say};
 use crate::selection::Network;
 use crate::show::one_line;
 use crate::trace::{self, Trace, Wanted};
@@ -96,6 +96,10 @@ fn show(matches: &ArgMatches) -> c_int {
         Err(status) => return status,
     };
     let wanted = wanted(matches);
+    if let Some(name) = unknown_event(&traces, &wanted) {
+        complain(format_args!("{name}: not an event; valid: {}", names(&traces).join(", ")));
+        return STATUS_USAGE;
+    }
     let is_json = matches.get_flag("json");
     if matches.get_flag("follow") {
         return follow(traces, &wanted, is_json);
@@ -107,6 +111,21 @@ fn show(matches: &ArgMatches) -> c_int {
             false => text::text(&traces, &wanted),
         },
     )
+}
+
+/// The names of the events that these traces can have.
+fn names(traces: &[Trace]) -> Vec<&str> {
+    let mut names: Vec<&str> = traces.iter().flat_map(|trace| trace.head.table.names()).collect();
+    names.sort_unstable();
+    names.dedup();
+    names
+}
+
+/// A name that is none of an event.
+fn unknown_event<'a>(traces: &[Trace], wanted: &'a Wanted) -> Option<&'a String> {
+    let names = names(traces);
+    let is_unknown = |name: &&String| !names.is_empty() && !names.contains(&name.as_str());
+    wanted.events.iter().find(is_unknown)
 }
 
 /// Says what is new, again and again, as long as one of the processes runs.
@@ -130,11 +149,12 @@ fn follow(mut traces: Vec<Trace>, wanted: &Wanted, is_json: bool) -> c_int {
         }
         lines.sort();
         let text: String = lines.into_iter().map(|(_, line)| line).collect();
-        let mut out = io::stdout().lock();
-        if out.write_all(tame(&text).as_bytes()).and_then(|()| out.flush()).is_err() || is_last {
+        if let Err(status) = say(TOOL, &text) {
+            return status;
+        }
+        if is_last {
             return 0;
         }
-        drop(out);
         // However many connections there are, it takes 1 % of a CPU, or looks each two seconds.
         std::thread::sleep((100 * (cpu_time() - began)).clamp(PAUSE_MIN, PAUSE_MAX));
         for trace in traces.iter_mut().filter(|trace| trace.is_live) {

@@ -1,7 +1,7 @@
 //! Traces in the JSON format of Chrome's and Perfetto's viewers: a process for each process, a
 //! thread for each connection; a sleep is a slice, everything else an instant.
 
-use super::text::{Said, said};
+use super::text::{Said, gaps, is_whole, said};
 use crate::show::address;
 use crate::trace::{Trace, Wanted};
 use netacc_control::trace::RingText;
@@ -33,7 +33,7 @@ fn micros(ns: u64) -> f64 {
 }
 
 fn add(all: &mut Vec<Value>, trace: &Trace, ring: &RingText, wanted: &Wanted) {
-    let events = said(trace, ring, wanted);
+    let (events, gaps) = (said(trace, ring, wanted), gaps(ring));
     for (i, event) in events.iter().enumerate() {
         let name = event.meaning.name;
         let args: Map<String, Value> = event
@@ -45,7 +45,7 @@ fn add(all: &mut Vec<Value>, trace: &Trace, ring: &RingText, wanted: &Wanted) {
             })
             .collect();
         let (pid, tid, at) = (trace.pid, ring.number, micros(event.ns));
-        all.push(match slept(&events, i) {
+        all.push(match slept(&events, i, &gaps) {
             Some(ns) => json!({ "ph": "X", "name": name, "pid": pid, "tid": tid, "ts": at,
                 "dur": micros(ns), "args": args }),
             None => json!({ "ph": "i", "s": "t", "name": name, "pid": pid, "tid": tid, "ts": at,
@@ -54,8 +54,9 @@ fn add(all: &mut Vec<Value>, trace: &Trace, ring: &RingText, wanted: &Wanted) {
     }
 }
 
-/// Of a sleep: for how long.
-pub(super) fn slept(events: &[Said<'_>], i: usize) -> Option<u64> {
+/// Of a sleep: for how long, if its own wake is there. (Between a connection's first events and its
+/// last ones many are missing, each a sleep or a wake.)
+pub(super) fn slept(events: &[Said<'_>], i: usize, gaps: &[(u64, u64)]) -> Option<u64> {
     let event = events.get(i)?;
     let wake = format!("wake{}", event.meaning.name.strip_prefix("sleep")?);
     let wakes = |other: &&Said<'_>| {
@@ -65,5 +66,5 @@ pub(super) fn slept(events: &[Said<'_>], i: usize) -> Option<u64> {
                 == event.meaning.fields.first().map(|f| f.1)
     };
     let end = events.iter().skip(i + 1).find(wakes)?;
-    end.ns.checked_sub(event.ns)
+    end.ns.checked_sub(event.ns).filter(|_| is_whole(gaps, event.ns, end.ns))
 }

@@ -1,7 +1,7 @@
 //! How long things took, by what the traces have of them: a share of all, the last ones.
 
 use super::chrome::slept;
-use super::text::{Said, said};
+use super::text::{Said, gaps, is_whole, said};
 use crate::show::Table;
 use crate::trace::{Trace, Wanted};
 use netacc_control::trace::RingText;
@@ -21,6 +21,7 @@ struct Known<'a> {
     trace: usize,
     ring: RingText,
     events: Vec<Said<'a>>,
+    gaps: Vec<(u64, u64)>,
 }
 
 /// All kinds.
@@ -29,7 +30,8 @@ pub(super) fn of(traces: &[Trace]) -> Vec<Times> {
     for (i, trace) in traces.iter().enumerate() {
         for ring in trace.rings() {
             let events = said(trace, &ring, &Wanted::default());
-            all.push(Known { trace: i, ring, events });
+            let gaps = gaps(&ring);
+            all.push(Known { trace: i, ring, events, gaps });
         }
     }
     let mut sleeps = Times { name: "sleep to wake", ns: Vec::new() };
@@ -37,7 +39,7 @@ pub(super) fn of(traces: &[Trace]) -> Vec<Times> {
     let mut agreed = Times { name: "in use to promotion", ns: Vec::new() };
     for known in &all {
         let events = &known.events;
-        sleeps.ns.extend((0..events.len()).filter_map(|i| slept(events, i)));
+        sleeps.ns.extend((0..events.len()).filter_map(|i| slept(events, i, &known.gaps)));
         doorbells.ns.extend(woken(&all, known));
         // (The first events of a connection are kept.)
         let first = |name| events.iter().find(|said| said.meaning.name == name);
@@ -48,7 +50,8 @@ pub(super) fn of(traces: &[Trace]) -> Vec<Times> {
     vec![doorbells, sleeps, agreed]
 }
 
-/// How long after each of its doorbells the peer's thread went on.
+/// How long after each of its doorbells the peer's thread went on, where all that the peer's rings
+/// have had meanwhile is there.
 fn woken(all: &[Known<'_>], from: &Known<'_>) -> Vec<u64> {
     let ends = |known: &Known<'_>| -> Option<(SocketAddr, SocketAddr)> {
         Some((known.ring.local?, known.ring.peer?))
@@ -58,9 +61,9 @@ fn woken(all: &[Known<'_>], from: &Known<'_>) -> Vec<u64> {
         return Vec::new();
     };
     let own = all.iter().find(|known| known.trace == there.trace && known.ring.number == 0);
-    let mut wakes: Vec<u64> = [Some(there), own]
-        .into_iter()
-        .flatten()
+    let rings: Vec<&Known<'_>> = [Some(there), own].into_iter().flatten().collect();
+    let mut wakes: Vec<u64> = rings
+        .iter()
         .flat_map(|known| &known.events)
         .filter(|said| said.meaning.name.starts_with("wake"))
         .map(|said| said.ns)
@@ -69,7 +72,8 @@ fn woken(all: &[Known<'_>], from: &Known<'_>) -> Vec<u64> {
     let rung = from.events.iter().filter(|said| said.meaning.name == "doorbell");
     rung.filter_map(|said| {
         let next = wakes.get(wakes.partition_point(|ns| *ns < said.ns))?;
-        next.checked_sub(said.ns).filter(|ns| *ns < APART_NS)
+        let is_known = rings.iter().all(|known| is_whole(&known.gaps, said.ns, *next));
+        next.checked_sub(said.ns).filter(|ns| is_known && *ns < APART_NS)
     })
     .collect()
 }
@@ -136,4 +140,60 @@ pub(super) fn json(all: &[Times]) -> Value {
         })
     };
     all.iter().map(one).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use netacc_control::trace::{Meaning, State};
+
+    /// A ring with these events: index, name, time.
+    fn known(
+        trace: usize,
+        number: u64,
+        ends: [u16; 2],
+        events: &[(u64, &'static str, u64)],
+    ) -> Known<'static> {
+        let [local, peer] = ends.map(|port| Some(SocketAddr::from(([127, 0, 0, 1], port))));
+        let kept = events.iter().map(|(index, _, ns)| (*index, 1, *ns, 0)).collect();
+        let ring = RingText {
+            state: State::Open as u32,
+            number,
+            fd: 3,
+            began_ns: 0,
+            local,
+            peer,
+            peer_pid: 0,
+            recorded: 0,
+            events: kept,
+        };
+        let said = |(index, name, ns): &(u64, &'static str, u64)| Said {
+            index: *index,
+            ns: *ns,
+            meaning: Meaning { name, fields: vec![("side", 1, None)] },
+        };
+        let gaps = gaps(&ring);
+        Known { trace, ring, events: events.iter().map(said).collect(), gaps }
+    }
+
+    #[test]
+    fn a_time_is_one_of_which_all_is_there() {
+        // Events 3 to 49 of the peer are not kept, nor are 3 to 99 of this end.
+        let here = [(0, "doorbell", 100), (1, "doorbell", 250), (2, "sleep", 300)];
+        let here = [&here[..], &[(100, "wake", 5000), (101, "doorbell", 6000)]].concat();
+        let there = [(0, "sleep", 50), (1, "wake", 110), (2, "sleep", 120)];
+        let there = [&there[..], &[(50, "wake", 4000), (51, "sleep", 4100)]].concat();
+        let there = [&there[..], &[(52, "wake", 6007)]].concat();
+        let all = [
+            known(0, 1, [7, 8], &here),
+            known(1, 1, [8, 7], &there),
+            known(1, 0, [0, 0], &[(0, "wake-in-set", 7000)]),
+        ];
+        assert_eq!(woken(&all, &all[0]), [10, 7]);
+        let slept_of = |known: &Known<'_>| -> Vec<u64> {
+            (0..known.events.len()).filter_map(|i| slept(&known.events, i, &known.gaps)).collect()
+        };
+        assert_eq!(slept_of(&all[0]), [] as [u64; 0]);
+        assert_eq!(slept_of(&all[1]), [60, 1907]);
+    }
 }

@@ -9,10 +9,11 @@ use std::fmt::Write as _;
 /// `netacc trace list`.
 pub(super) fn list(traces: &[Trace]) -> String {
     let mut table =
-        Table::new(&["PID", "PROGRAM", "STATE", "CONNECTIONS", "MISSED", "MEMORY", "TRACE"]);
+        Table::new(&["PID", "UID", "PROGRAM", "STATE", "CONNECTIONS", "MISSED", "MEMORY", "TRACE"]);
     for trace in traces {
         table.row([
             trace.pid.to_string(),
+            trace.uid.to_string(),
             one_line(&trace.head.program),
             trace.state().to_owned(),
             trace.head.rings.saturating_sub(1).to_string(),
@@ -162,12 +163,24 @@ fn gap(ring: &RingText) -> Option<(u64, u64)> {
     })
 }
 
+/// Of each place where events of a ring are missing the times of those before it and behind it.
+pub(super) fn gaps(ring: &RingText) -> Vec<(u64, u64)> {
+    let pairs = ring.events.iter().zip(ring.events.iter().skip(1));
+    let apart = pairs.filter(|((before, ..), (behind, ..))| behind.saturating_sub(*before) > 1);
+    apart.map(|((.., before, _), (.., behind, _))| (*before, *behind)).collect()
+}
+
+/// Whether every event from that time to that one is there.
+pub(super) fn is_whole(gaps: &[(u64, u64)], from: u64, to: u64) -> bool {
+    gaps.iter().all(|(before, behind)| to <= *before || from >= *behind)
+}
+
 /// `netacc trace show`.
 pub(super) fn text(traces: &[Trace], wanted: &Wanted) -> String {
     let mut out = String::new();
     for trace in traces {
-        let _ =
-            writeln!(out, "{} ({}), {}", one_line(&trace.head.program), trace.pid, trace.state());
+        let program = one_line(&trace.head.program);
+        let _ = writeln!(out, "{program} ({}) of uid {}, {}", trace.pid, trace.uid, trace.state());
         for ring in trace.rings().iter().filter(|ring| wanted.has(ring)) {
             let events = said(trace, ring, wanted);
             if events.is_empty() {
@@ -246,6 +259,21 @@ mod tests {
             peer_pid: 0,
             recorded: 12,
             events: kept.map(|index| (index, 1, 100 * index, 0)).collect(),
+        }
+    }
+
+    #[test]
+    fn what_spans_missing_events_is_not_whole() {
+        let gaps = gaps(&ring());
+        assert_eq!(gaps, [(200, 800)]);
+        for (from, to, whole) in [
+            (0, 200, true),
+            (800, 1100, true),
+            (200, 800, false),
+            (100, 300, false),
+            (500, 600, false),
+        ] {
+            assert_eq!(is_whole(&gaps, from, to), whole, "{from} to {to}");
         }
     }
 
