@@ -1,6 +1,7 @@
 # make            build everything, optimised
 # make demo       netacc bench and Redis, plain against accelerated: one table, under three minutes after the build
 # make bench      the full measurement against the project's targets, about 20 minutes; results in out/
+# make bench-against BASE=COMMIT  the same rows with that library and with this one, in turn
 # make bench-utcp  Redis with TCP in user space, between two network namespaces; needs root
 # make test       every test
 # make check      before each commit: format, lint, unit and model tests, conformance in one mode; minutes
@@ -30,7 +31,7 @@ MANDIR     ?= $(PREFIX)/share/man
 
 BIN_DIR  := $(or $(CARGO_TARGET_DIR),target)/release
 
-.PHONY: all build demo bench bench-utcp test check test-hostile apps test-rdma test-fresh soak soak-rdma starve mutants install uninstall clean
+.PHONY: all build demo bench bench-against bench-utcp test check test-hostile apps test-rdma test-fresh soak soak-rdma starve mutants install uninstall clean
 
 all: build
 
@@ -53,6 +54,14 @@ bench:
 	tests/packages $(NEEDED)
 	$(MAKE) build
 	BIN_DIR=$(BIN_DIR) bench/targets
+
+# bench/README.md says what it prints; --check by CHECK=1.
+bench-against:
+	$(if $(BASE),,$(error BASE=COMMIT, or BASE=DIRECTORY with a library, its programs beside it))
+	tests/packages $(NEEDED) git:git
+	$(MAKE) build
+	BIN_DIR=$(BIN_DIR) bench/against.py "$(BASE)" $(if $(ROWS),--rows $(ROWS)) $(if $(ROUNDS),--rounds $(ROUNDS)) \
+	  --json out/against.json $(if $(CHECK),--check)
 
 bench-utcp:
 	tests/packages $(NEEDED) ip:iproute2

@@ -8,6 +8,8 @@ import unittest
 from pathlib import Path
 
 sys.path.insert(0, os.path.dirname(__file__))
+import against
+import machine
 import redis
 import table
 
@@ -203,6 +205,94 @@ class Tables(unittest.TestCase):
         text = table.markdown(table.TARGETS_HEAD, rows)
         self.assertEqual(len(text.splitlines()), len(rows) + 2)
         self.assertEqual({line.count("|") for line in text.splitlines()}, {len(table.TARGETS_HEAD) + 1})
+
+
+def measured(now, again=(1, 1.01, 0.99, 1), verdicts=("all", "all"), errors=()):
+    """A row of against.py whose base makes 100 a second in each round."""
+    figures = {"base": [1] * len(now), "plain": [0.5] * len(now), "again": again, "now": now}
+    runs = [{"side": side, "round": number, "goodness": 100 * value, "unit": "requests/s",
+             "figures": {"acceleration": {"verdict": verdicts[side == "now"]}}}
+            for side, values in figures.items() for number, value in enumerate(values)]
+    runs += [{"side": side, "round": 99, "error": "hangs"} for side in errors]
+    return {"name": "r", "kind": "accelerated", "runs": runs, "load": (0.1, 1.2), "others": 0.25}
+
+
+class Against(unittest.TestCase):
+    def verdict(self, *arguments, **settings):
+        return against.judge(measured(*arguments, **settings))["verdict"]
+
+    def test_as_fast_or_nearly(self):
+        self.assertEqual(self.verdict([1.1, 1.0, 1.2, 1.1]), "ok")
+        self.assertEqual(self.verdict([0.98, 0.97, 0.98, 0.99]), "ok")
+        row = against.judge(measured([0.98, 0.97, 0.98, 0.99]))
+        self.assertAlmostEqual(row["ratio"], 0.98)
+        self.assertAlmostEqual(row["ratio_plain"], 1.96)
+        self.assertEqual((row["spread"][0], row["spread"][1]), (0.97, 0.99))
+
+    def test_slower(self):
+        self.assertEqual(self.verdict([0.9, 0.91, 0.89, 0.9]), "BELOW")
+
+    def test_slower_than_the_noise_explains(self):
+        self.assertEqual(self.verdict([0.9, 0.91, 0.89, 0.9], again=(0.85, 0.86, 0.86, 0.9)), "unclear", "base/base says as much")
+        self.assertEqual(self.verdict([0.9, 0.91, 0.89, 0.9], again=(1.15, 1.16, 1.2, 1.17)), "unclear", "in either direction")
+        self.assertEqual(self.verdict([0.9, 1.2, 0.9, 1.1, 0.8, 0.9, 1.1], again=(1,) * 7), "unclear", "its own spread")
+        self.assertEqual(self.verdict([0.8, 0.81, 0.79, 0.8], again=(0.9, 1.1, 0.95, 1.0)), "BELOW")
+
+    def test_a_run_that_comes_to_nothing(self):
+        self.assertEqual(self.verdict([1.1, 1.1, 1.1, 1.1], errors=["now"]), "FAILED")
+        row = against.judge(measured([], again=[], errors=["plain", "now"]))
+        self.assertEqual((row["verdict"], row["ratio"], row["why"]), ("FAILED", None, "hangs"))
+        self.assertIn("r: hangs", against.conclusion([row]))
+        self.assertEqual(len(against.cells(row)), len(against.HEAD))
+
+    def test_no_longer_accelerated(self):
+        row = against.judge(measured([1.0, 1.0, 1.0, 1.0], verdicts=("all", "none")))
+        self.assertEqual(row["verdict"], "FAILED")
+        self.assertIn("base 100%, now 0%", row["why"])
+        self.assertEqual(self.verdict([1.0, 1.0, 1.0, 1.0], verdicts=("none", "none")), "ok", "as with `rate`")
+
+    def test_pairs_are_of_one_round(self):
+        runs = [{"side": "base", "round": 0, "goodness": 100}, {"side": "now", "round": 1, "goodness": 50},
+                {"side": "base", "round": 2, "goodness": 10}, {"side": "now", "round": 2, "goodness": 20}]
+        self.assertEqual(against.paired(runs, "now"), [2.0])
+
+    def test_intervals(self):
+        self.assertEqual(against.interval([1.0, 1.1])[1], float("inf"), "too few say nothing")
+        low, high = against.interval([0.9, 1.0, 1.1, 1.0, 1.0])
+        self.assertLessEqual(low, 1.0)
+        self.assertGreaterEqual(high, 1.0)
+        self.assertEqual((low, high), against.interval([0.9, 1.0, 1.1, 1.0, 1.0]))
+
+    def test_each_side_has_each_place(self):
+        orders = [against.order(number) for number in range(8)]
+        for place in range(4):
+            self.assertEqual(sorted(one[place] for one in orders), sorted(2 * against.SIDES))
+        before = [(one.index("base") < one.index("now")) for one in orders]
+        self.assertEqual(sum(before), 4)
+
+    def test_others_share(self):
+        cpus = os.cpu_count()
+        self.assertAlmostEqual(machine.others_share((10, 5, 100), (10 + 10 * cpus, 5 + 5 * cpus, 110)), 0.5)
+        self.assertEqual(machine.others_share((10, 5, 100), (10, 6, 100)), 0.0)
+        before = machine.cpu_times()
+        sum(range(3_000_000))
+        used = [b - a for a, b in zip(before, machine.cpu_times())]
+        self.assertGreater(used[1], 0)
+        self.assertGreaterEqual(used[2], 0)
+
+    def test_rows(self):
+        names = list(against.rows())
+        self.assertEqual(len(names), len(set(names)))
+        for wanted in ("pingpong", "mixed-client-only", "load-bulk", "redis-set-c100", "redis-one-sided-server-only"):
+            self.assertIn(wanted, names)
+
+    def test_conclusion_and_table(self):
+        judged = [against.judge(measured(now)) for now in ([1.1] * 4, [0.9, 0.91, 0.89, 0.9])]
+        lines = against.conclusion(judged)
+        self.assertEqual(lines, ["below 0.97x, and beyond the noise: r", "1 of 2 rows are ok"])
+        text = table.aligned(against.HEAD, [against.cells(row) for row in judged])
+        self.assertIn("0.900  0.89 to 0.91", text)
+        self.assertIn("0.1 to 1.2     25%  BELOW", text)
 
 
 class Script(unittest.TestCase):
