@@ -5,7 +5,7 @@ use crate::fd_table::{self, Entry};
 use crate::path::{PathId, PathList};
 use crate::socket::{Event, OfferState, Socket, State, flag, new_socket, offered};
 use crate::unconnected::unconnected;
-use crate::{agent, carrier, config, fast, host, lock, process, stats, sys};
+use crate::{agent, carrier, config, fast, host, inject, lock, process, stats, sys};
 use core::ffi::c_int;
 use core::net::SocketAddr;
 use core::sync::atomic::{AtomicU32, AtomicU64, Ordering::*};
@@ -275,6 +275,7 @@ pub(crate) fn is_in_use(s: &Socket, sends: bool, calls: u32) -> bool {
     s.count_turn(sends) >= IN_USE_AFTER_TURNS
         || calls >= IN_USE_AFTER_CALLS
         || s.tx_bytes.load(Relaxed) + s.rx_bytes.load(Relaxed) >= IN_USE_AFTER_BYTES
+        || inject::at_once_ns().is_some()
 }
 
 /// A candidate's peer can find this process, or is looked for.

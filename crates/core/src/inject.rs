@@ -15,6 +15,10 @@
 //! `NETACC_TEST_LOOKS=N` has each wait for a connection on TCP look for N microseconds before it
 //! sleeps, and no connection leave TCP.
 //!
+//! `NETACC_TEST_AT_ONCE=N` has a connection seek its agreement at the first call that moves bytes,
+//! and its first calls wait for it, N ms at most each: for programs whose connections are over
+//! after few calls.
+//!
 //! `NETACC_TEST_COUNTS` is a file to which a process that ends appends how many there were of both.
 
 /// What is ordered for an allocation.
@@ -48,6 +52,10 @@ mod off {
     pub(crate) fn init(_: &dyn Fn(&str) -> Option<&'static str>) {}
     #[inline(always)]
     pub(crate) const fn looks_ns() -> Option<u64> {
+        None
+    }
+    #[inline(always)]
+    pub(crate) const fn at_once_ns() -> Option<u64> {
         None
     }
     #[derive(Debug)]
@@ -89,6 +97,7 @@ mod on {
     static STARTED: AtomicBool = AtomicBool::new(false);
     static SEED: AtomicU32 = AtomicU32::new(0);
     static LOOKS_US: AtomicU64 = AtomicU64::new(0);
+    static AT_ONCE_MS: AtomicU64 = AtomicU64::new(0);
     static COUNTS: [AtomicUsize; 2] = [AtomicUsize::new(0), AtomicUsize::new(0)];
 
     impl Kind {
@@ -132,6 +141,8 @@ mod on {
         SEED.store(env("NETACC_TEST_SWITCH").and_then(|v| v.parse().ok()).unwrap_or(0), Relaxed);
         let looks_us = env("NETACC_TEST_LOOKS").and_then(|v| v.parse().ok());
         LOOKS_US.store(looks_us.unwrap_or(0), Relaxed);
+        let at_once_ms = env("NETACC_TEST_AT_ONCE").and_then(|v| v.parse().ok());
+        AT_ONCE_MS.store(at_once_ms.unwrap_or(0), Relaxed);
         if let Some(path) = env("NETACC_TEST_COUNTS") {
             let [at, len] = &COUNTS;
             len.store(path.len(), Relaxed);
@@ -143,6 +154,11 @@ mod on {
     /// For how long each wait looks, where that is ordered.
     pub(crate) fn looks_ns() -> Option<u64> {
         Some(LOOKS_US.load(Relaxed) * 1_000).filter(|ns| *ns != 0)
+    }
+
+    /// For how long a call waits for its connection's agreement, where that is ordered.
+    pub(crate) fn at_once_ns() -> Option<u64> {
+        Some(AT_ONCE_MS.load(Relaxed) * 1_000_000).filter(|ns| *ns != 0)
     }
 
     /// The changes of path of one direction.

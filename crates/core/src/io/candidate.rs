@@ -443,6 +443,28 @@ pub(super) fn after_candidate_call(
         Noted::Now => {}
         Noted::Never(why) => candidates::next_path(s, g, why),
     }
+    if let Some(ns) = inject::at_once_ns()
+        && calls < candidates::NOTED_AFTER + CALLS_THAT_WAIT
+    {
+        attach_at_once(s, g, fd, ns);
+    }
+}
+
+/// Of the tests: so many calls wait for the agreement.
+const CALLS_THAT_WAIT: u32 = 4;
+
+/// Of the tests: waits for the agreement, and comes to it.
+#[cold]
+#[inline(never)]
+fn attach_at_once(s: &'static Socket, g: u16, fd: c_int, ns: u64) {
+    let until = sys::now_ns().saturating_add(ns);
+    let waits = || s.generation16() == g && s.is(State::Candidate) && s.offered.is_none();
+    while waits() && sys::now_ns() < until {
+        sys::pause_ns(50_000);
+    }
+    if s.generation16() == g && s.offered.is_made() && sets().may_attach(s) {
+        attach(s, g, fd);
+    }
 }
 
 #[cfg(test)]
