@@ -25,6 +25,10 @@ HERE = Path(__file__).resolve().parent
 PYTHON = "/usr/bin/python3" if os.access("/usr/bin/python3", os.X_OK) else sys.executable
 LIB_DIR = Path(os.environ.get("NETACC_LIB_DIR") or HERE.parent.parent / "target/release").resolve()
 PLAIN, BOTH, SERVER, CLIENT = EVERY = "plain", "both", "server", "client"
+# Both ends with the library of tests/inject, in which a connection seeks its agreement at its first
+# call, and the first calls wait for it: most connections of other projects' suites have few calls.
+AT_ONCE = "at-once"
+AT_ONCE_ENV = {"NETACC_TEST_AT_ONCE": "5"}
 PROGRAMS = {}
 CACHE = Path(os.environ.get("NETACC_APPS_CACHE") or Path.home() / ".cache/netacc-apps")
 
@@ -52,6 +56,7 @@ class Program:
     share: float = None
     ratio: float = None
     p99: bool = False
+    slowest: bool = False
     forks: bool = False
     quick: bool = False
     env: dict = dataclasses.field(default_factory=dict)
@@ -60,7 +65,8 @@ class Program:
 def program(name, title, **settings):
     """Makes a function a program.
 
-    `share` and `ratio` are goals, and so is `p99`, not to be above plain's; `limit` is in seconds;
+    `share` and `ratio` are goals, and so are `p99`, not to be above plain's, and `slowest`: that no
+    request of the best round is slower than all of plain's; `limit` is in seconds;
     `quick`: also in `make test`; `forks`: a process that accepts connections and makes no call on
     them, as its children do, is not counted; `env`: what accelerated processes have in their
     environment, too.
@@ -217,7 +223,11 @@ class Job:
     def preloaded(self, role):
         """Whether processes of that role have the library: proxies and upstream servers are
         servers."""
-        return self.side == BOTH or self.side == (CLIENT if role == CLIENT else SERVER)
+        return self.side in (BOTH, AT_ONCE) or self.side == (CLIENT if role == CLIENT else SERVER)
+
+    def library(self):
+        """The one that processes of this side have."""
+        return self.tools / ("inject" if self.side == AT_ONCE else "") / "libnetacc_preload.so"
 
     def environment(self):
         """No other user's files, and only what the job removes."""
@@ -229,7 +239,7 @@ class Job:
         alone."""
         variables = self.environment() | (env or {})
         if self.preloaded(role):
-            variables |= {"LD_PRELOAD": str(self.tools / "libnetacc_preload.so")}
+            variables |= {"LD_PRELOAD": str(self.library())} | (AT_ONCE_ENV if self.side == AT_ONCE else {})
             variables |= {"NACC_LOG_PATH": str(self.dir / f"netacc-{user or 'self'}.log")} | self.what.env
         who = identity(user)
         self.own(user)

@@ -78,7 +78,7 @@ def static(job):
     return figures(job, wrk(job, port, "/1000"))
 
 
-@program("nginx-static-1m", "the same, 1 MB files", packages=NGINX, share=95, ratio=1.0, rounds=3)
+@program("nginx-static-1m", "nginx, 2 workers, 1 MB files, 16 connections", packages=NGINX, share=95, ratio=1.0, rounds=3)
 def static_large(job):
     port, _ = nginx(job, "one")
     return figures(job, wrk(job, port, "/1000000"))
@@ -91,7 +91,7 @@ def proxy(job):
     return figures(job, wrk(job, port, "/1000"))
 
 
-@program("nginx-proxy-1m", "the same, 1 MB", packages=NGINX, share=95, ratio=1.0, rounds=3)
+@program("nginx-proxy-1m", "nginx as a reverse proxy of nginx, 1 MB", packages=NGINX, share=95, ratio=1.0, rounds=3)
 def proxy_large(job):
     up, _ = nginx(job, "up", role="upstream")
     port, _ = nginx(job, "proxy", role="proxy", server=PROXY["server"], upstream=PROXY["upstream"] % up)
@@ -158,11 +158,11 @@ backend out
 HAPROXY = (*NGINX, "haproxy:haproxy")
 
 
-@program("haproxy-1k", "HAProxy before two nginx, 1 KB", packages=HAPROXY, share=95, ratio=1.0, rounds=3)
+@program("haproxy-1k", "HAProxy before two nginx, 1 KB", packages=HAPROXY, share=95, ratio=1.0, slowest=True, rounds=5)
 def haproxy_small(job):
     return haproxy(job, "/1000")
 
 
-@program("haproxy-1m", "the same, 1 MB", packages=HAPROXY, share=95, ratio=1.0, p99=True, rounds=5)
+@program("haproxy-1m", "HAProxy before two nginx, 1 MB", packages=HAPROXY, share=95, ratio=1.0, p99=True, slowest=True, rounds=5)
 def haproxy_large(job):
     return haproxy(job, "/1000000")

@@ -16,7 +16,7 @@ def short(name, title, least=None, **settings):
 
     def add(work):
         program(name, title, ratio=0.98, rounds=3, **settings)(work)
-        program(f"{name}-fast", "the same, `-F 1`", ratio=least, rounds=3, env=FAST, **settings)(work)
+        program(f"{name}-fast", f"{title}, `-F 1`", ratio=least, rounds=3, env=FAST, **settings)(work)
         return work
 
     return add
