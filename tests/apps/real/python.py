@@ -134,7 +134,7 @@ def cpython_tests():
         raise Skip("no /usr/lib/python3.11/test")
 
 
-@program("cpython-suite", "CPython 3.11's own tests of its socket modules", prepare=cpython_tests, limit=1500,
+@program("cpython-suite", "CPython 3.11's own tests of its socket modules", prepare=cpython_tests, limit=7200,
          packages=("/usr/lib/python3.11/test/test_socket.py:libpython3.11-testsuite", "/usr/bin/python3.11:python3.11"), sides=(PLAIN, BOTH, AT_ONCE))
 def cpython(job):
     names = SOCKETS if os.environ.get("NETACC_APPS_ALL") else SHORT
@@ -143,7 +143,7 @@ def cpython(job):
         # A test that failed is tried again: some are disturbed by a busy machine, with or without
         # the library.
         for _ in range(2):
-            said = job.client("/usr/bin/python3.11", "-m", "test", "-v", "--timeout", "300", *WITHOUT, *ASK.get(name, ()), name, role="server", status=None, timeout=600)
+            said = job.client("/usr/bin/python3.11", "-m", "test", "-v", "--timeout", "1200", *WITHOUT, *ASK.get(name, ()), name, role="server", status=None, timeout=1300)
             ran = sum(map(int, re.findall(r"^Ran (\d+) tests?", said, re.M)))
             bad = sorted(set(re.findall(r"^(?:FAIL|ERROR): (\S+ \(\S+\))", said, re.M)))
             if not bad:
