@@ -176,6 +176,7 @@ pub fn all() -> Vec<Scenario> {
     list.extend(scenarios::fds::list());
     list.extend(scenarios::connect::list());
     list.extend(scenarios::lives::list());
+    list.extend(scenarios::listens::list());
     list.extend(scenarios::options::list());
     list.extend(scenarios::process::list());
     list.extend(scenarios::rights::list());

@@ -13,6 +13,7 @@ pub mod exhausted;
 pub mod fds;
 pub mod leaving;
 pub mod left;
+pub mod listens;
 pub mod lives;
 pub mod looks;
 pub mod looks_ends;

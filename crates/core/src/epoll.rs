@@ -19,7 +19,7 @@
 //! its homes hold *extra* items, looked at in every wait, until all that is in the ring has been
 //! read.
 
-use crate::channel::Channel;
+use crate::channel::{self, Channel};
 use crate::engines::Engines;
 use crate::fd_table::{self, Entry, Place};
 use crate::lock::Mutex;
@@ -54,6 +54,8 @@ const EXCLUSIVE_OK: u32 =
 const EXCLUSIVE: u32 = libc::EPOLLEXCLUSIVE as u32;
 /// The doorbell's index in a tag.
 const DOORBELL: u32 = 0xff_ffff;
+/// As that: what gathers the doorbells of the first listener; those of others follow.
+const GATHER: u32 = DOORBELL - channel::LISTENERS as u32;
 const NO_ITEM: u32 = u32::MAX;
 /// In the ready queue, among the items: what the kernel has comes before what is behind this.
 const KERNEL: u32 = u32::MAX - 1;
@@ -149,7 +151,7 @@ pub(crate) struct Epoll {
     owner: AtomicU32,
     /// It has attached sockets: waits go through here.
     active: AtomicBool,
-    /// It had some: a thread may still come out of the kernel's own wait with tags.
+    /// It had some, or has a listener's: a thread may come out of the kernel's own wait with tags.
     tagged: AtomicBool,
     /// It must not get any (it is itself polled).
     barred: AtomicBool,
@@ -157,6 +159,8 @@ pub(crate) struct Epoll {
     waited: AtomicBool,
     /// It has, or has had, connections that the library follows.
     connections: AtomicBool,
+    /// How often the process had forked when it was made.
+    forks: AtomicU32,
     /// Threads in the kernel's own wait for it.
     outside: Outside,
     /// Waiting place + 1; 0: none yet.
@@ -267,6 +271,7 @@ pub(crate) fn on_create(fd: c_int) {
             barred: AtomicBool::new(false),
             waited: AtomicBool::new(false),
             connections: AtomicBool::new(false),
+            forks: AtomicU32::new(0),
             outside: Outside::new(),
             place: AtomicU32::new(0),
             watch: [const { AtomicPtr::new(core::ptr::null_mut()) }; WATCHED],
@@ -313,6 +318,7 @@ pub(crate) fn on_create(fd: c_int) {
     e.barred.store(false, Relaxed);
     e.waited.store(false, Relaxed);
     e.connections.store(false, Relaxed);
+    e.forks.store(process::forks(), Relaxed);
     e.outside.forget();
     e.tagged.store(false, Relaxed);
     e.active.store(false, Release);

@@ -292,7 +292,7 @@ fn poll_list(fds: &mut [pollfd], timeout_ns: i64, mask: Mask) -> Result<Ret, NoM
             // (A doorbell can come late: who accepts behind a vain one would wait.)
             let rung = gather.revents & libc::POLLIN != 0 && b.is_there(fds);
             if rung
-                && b.listener.has_some(io::is_taken)
+                && b.listener.has_to_give(true, io::is_taken).is_some()
                 && let Some(p) = fds.get_mut(b.at)
             {
                 p.revents |= p.events & IN;

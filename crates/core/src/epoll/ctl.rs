@@ -1,13 +1,16 @@
 //! epoll_ctl: a registration is the kernel's (of a candidate, or of what is not connected yet), an
 //! item at the socket's home, or an extra item.
 
-use super::hand_back::{hand_back, register, register_carrier, take_out, take_record_out};
+use super::hand_back::{
+    hand_back, register, register_carrier, take_from_kernel, take_out, take_record_out,
+};
 use super::handover::{bar, light, may_attach_when_armed, take_over};
 use super::ready::may_report;
+use super::report::gather_index;
 use super::set::Listening;
 use super::{
     ET, EXCLUSIVE, EXCLUSIVE_OK, EXTRAS, Epoll, IN, Inner, Item, ONESHOT, activate, at, homes,
-    leave, post, prod, take_place,
+    leave, post, prod, tag, take_place,
 };
 use crate::fd_table::{self, Entry};
 use crate::outcome::{PASS, Ret};
@@ -180,22 +183,17 @@ unsafe fn ctl_both(
         }
     }
     let own = fd_table::epoll(epfd).map(at);
-    let alone = own.is_some_and(|e| e.owner.load(Relaxed) == process::id());
+    let own = own.filter(|e| e.owner.load(Relaxed) == process::id());
+    // (A child that has the set, too, would hear of what it cannot accept.)
+    let is_childs = |e: &&Epoll| e.forks.load(Relaxed) != process::forks();
+    let own = own.filter(|e| op != libc::EPOLL_CTL_ADD || !is_childs(e));
     // SAFETY: one valid event.
     let r = unsafe { sys::epoll_ctl(epfd, op, fd, &mut ev) };
     if r < 0 {
         return r;
     }
-    // (A set in a set cannot be EXCLUSIVE: all who wait are called, as EPOLLEXCLUSIVE allows.)
-    let mut ours = epoll_event { events: ev.events & (IN | ET | ONESHOT), u64: ev.u64 };
-    // (Another process that waits there would hear of what it cannot accept.)
-    let r = if alone || op != libc::EPOLL_CTL_ADD {
-        // SAFETY: as above.
-        unsafe { sys::epoll_ctl(epfd, op, l.gather(), &mut ours) }
-    } else {
-        0
-    };
-    if !alone || r < 0 || ev.events & ONESHOT != 0 {
+    let told = own.is_some_and(|e| listen_here(e, op, (l, fd), ev));
+    if !told || ev.events & ONESHOT != 0 {
         io::give_up_listener(l);
     }
     if op == libc::EPOLL_CTL_DEL {
@@ -203,24 +201,27 @@ unsafe fn ctl_both(
     } else {
         l.is_in(epfd, ev.events & ET != 0);
     }
-    if !own.filter(|_| alone).is_some_and(|e| listen_here(e, op, l, fd, ev)) {
+    if !told {
         io::waits_elsewhere(l);
     }
     0
 }
 
-/// The set tells of what a listener has to give out, if that is announced to it, or does so no
-/// more. False: there is no memory for that.
+/// The set tells of what a listener has to give out, or does so no more: it hears of that by what
+/// gathers the listener's doorbells, which stands beside it under a tag, or by its own place.
+/// False: it cannot.
 fn listen_here(
     e: &Epoll,
     op: c_int,
-    l: &'static fast::Listener,
-    fd: c_int,
+    on: (&'static fast::Listener, c_int),
     ev: epoll_event,
 ) -> bool {
+    let (l, fd) = on;
+    let set = e.fd.load(Relaxed);
     let mut inner = e.inner.lock();
     inner.listeners.retain(|here| here.fd != fd && here.listener.is(here.fd, here.serial));
     if op == libc::EPOLL_CTL_DEL {
+        take_from_kernel(set, l.gather());
         return true;
     }
     let all = inner.items.len();
@@ -228,12 +229,13 @@ fn listen_here(
     if room.0.is_err() || room.1.is_err() || inner.news.reserve(all + 2).is_err() {
         return false;
     }
-    let (events, data, serial) = (ev.events, ev.u64, l.serial());
-    let (reported_in, seen) = (0, 0);
-    inner.listeners.push(Listening { listener: l, serial, fd, events, data, reported_in, seen });
+    inner.listeners.push(Listening::new(l, fd, ev));
     // (What was taken before is told of anew.)
     inner.queue_listeners();
-    true
+    e.tagged.store(true, Release);
+    // (A set in a set cannot be EXCLUSIVE: all who wait are called, as EPOLLEXCLUSIVE allows.)
+    let events = ev.events & (IN | ET | ONESHOT);
+    register(set, l.gather(), epoll_event { events, u64: tag(gather_index(l)) }) >= 0
 }
 
 /// The kernel keeps it; recorded for the day it is attached. `None`: it is no candidate any more.

@@ -2,8 +2,8 @@
 
 use super::hand_back::give_to_kernel;
 use super::handover::{light, settle, unlight};
-use super::report::is_news;
 use super::report::{Kernel, Local, Out, collect, collect_here, collect_older, give_way};
+use super::report::{hear_listener, is_gather, is_news, pass, pass_on_parents};
 use super::report::{reportable, sort, visit};
 use super::{
     Counted, DOORBELL, EXTRAS, Epoll, Inner, KERNEL, KERNEL_VISIT_TICKS, LOOK_NS, TURNS, VISITS,
@@ -458,11 +458,11 @@ pub(crate) unsafe fn on_wait(epfd: c_int, events: *mut epoll_event, n: c_int, ma
         let mut inner = e.inner.lock();
         let (n, max) = (n.max(0) as usize, max.max(n).max(0) as usize);
         let mut local = Local::<64>::new();
+        inner.wait = inner.wait.wrapping_add(1);
         // SAFETY: the caller's promise.
         let told = if !inherited && unsafe { local.copy(events, n) } {
             let heard = local.filled(&mut inner, n as Ret);
             let mut out = Out { events, max, n: 0, bad: false };
-            inner.wait = inner.wait.wrapping_add(1);
             inner.woken |= heard.iter().any(|ev| untag(ev.u64) == Some(DOORBELL));
             let room = out.writable(max.min(64)).max(n);
             report_slept(&mut inner, e, heard, room, &mut out);
@@ -489,13 +489,16 @@ unsafe fn leave_out_ours(
     events: *mut epoll_event,
     n: usize,
 ) -> usize {
+    let inherited = e.owner.load(Relaxed) != process::id();
     let mut out = Out { events, max: n, n: 0, bad: false };
     for i in 0..n {
         // SAFETY: below `n`, just written by the kernel; the write position never passes the read
         // position.
         let Some(ev) = (unsafe { user::read(events.wrapping_add(i)) }) else { break };
         match untag(ev.u64) {
-            None => _ = out.push(ev.events, ev.u64),
+            None => pass(inner, &ev, &mut out),
+            Some(index) if is_gather(index) && inherited => pass_on_parents(inner, index, &mut out),
+            Some(index) if is_gather(index) => hear_listener(inner, index, &mut out),
             Some(DOORBELL) => {
                 stats::count(Counter::Wakeups);
                 wait::hear_failure(ev.events);

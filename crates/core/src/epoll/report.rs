@@ -2,14 +2,16 @@
 
 use super::hand_back::hand_back;
 use super::ready::{evaluate, evaluate_edge};
+use super::set::Listening;
 use super::{
-    DOORBELL, ENDS, ET, Epoll, IN, Inner, Item, KERNEL, LISTENERS, ONESHOT, OUT, TURNS, come_in,
-    untag,
+    DOORBELL, ENDS, ET, Epoll, GATHER, IN, Inner, Item, KERNEL, LISTENERS, ONESHOT, OUT, TURNS,
+    come_in, untag,
 };
+use crate::fast::Listener;
 use crate::lock::Guard;
 use crate::outcome::{Mask, Ret};
 use crate::socket::State;
-use crate::{sleep, stats, sys, user, wait};
+use crate::{io, sleep, stats, sys, user, wait};
 use core::ffi::c_int;
 use core::mem::MaybeUninit;
 use core::sync::atomic::Ordering::*;
@@ -161,20 +163,11 @@ fn report_listeners(inner: &mut Inner, out: &mut Out) -> bool {
     let (wait, mut again, mut full) = (inner.wait, false, false);
     inner.listeners_queued = false;
     for here in &mut inner.listeners {
-        let taken = here.listener.count_taken();
-        let taken = taken.filter(|_| here.listener.is(here.fd, here.serial));
-        let Some(taken) = taken.filter(|_| here.events & IN != 0) else { continue };
-        let edge = here.events & ET != 0;
-        if edge && taken == here.seen {
-            continue;
-        }
-        again |= !edge;
-        if here.reported_in == wait {
-            again = true;
-        } else if out.n < out.max && out.push(here.events & IN, here.data) {
-            (here.reported_in, here.seen) = (wait, taken);
-        } else {
-            full = true;
+        match report_listener(here, wait, false, out) {
+            Told::Nothing => {}
+            Told::Now => again |= !here.by_edge(),
+            Told::Before => again = true,
+            Told::NoRoom => full = true,
         }
     }
     if full {
@@ -183,6 +176,96 @@ fn report_listeners(inner: &mut Inner, out: &mut Out) -> bool {
         inner.queue_listeners();
     }
     !full
+}
+
+/// What a wait says of a listener for the sake of what it gives out besides the kernel's.
+enum Told {
+    Nothing,
+    Now,
+    /// This wait has reported it: it does so once, however many accepts may follow.
+    Before,
+    NoRoom,
+}
+
+/// Reports a listener, if it has something to give out. `rung`: what gathers its doorbells says so,
+/// which by itself means nothing: a new doorbell rings once, and so does one for what has been
+/// given out meanwhile. Who accepts behind a vain report would sleep.
+fn report_listener(here: &mut Listening, wait: u64, rung: bool, out: &mut Out) -> Told {
+    if here.events & IN == 0 || !here.listener.is(here.fd, here.serial) {
+        return Told::Nothing;
+    }
+    let taken = here.listener.has_to_give(rung, io::is_taken);
+    let Some(taken) = taken.filter(|taken| !here.by_edge() || *taken != here.seen) else {
+        return Told::Nothing;
+    };
+    if here.reported_in == wait || here.by_kernel_in == wait {
+        return Told::Before;
+    }
+    if out.n == out.max || !out.push(here.events & IN, here.data) {
+        return Told::NoRoom;
+    }
+    (here.reported_in, here.told, here.seen) = (wait, here.events & IN, taken);
+    Told::Now
+}
+
+/// What stands in a tag for the doorbells of a listener.
+pub(super) fn gather_index(l: &Listener) -> u32 {
+    GATHER + l.index() as u32
+}
+
+/// Whether that index of a tag does.
+#[inline]
+pub(super) fn is_gather(index: u32) -> bool {
+    (GATHER..DOORBELL).contains(&index)
+}
+
+/// The doorbells of a listener were signalled, which `index` of a tag says: it is reported, where
+/// that is not in vain. (One event of the kernel's needs one place.)
+#[cold]
+#[inline(never)]
+pub(super) fn hear_listener(inner: &mut Inner, index: u32, out: &mut Out) {
+    let wait = inner.wait;
+    let is_its = |here: &&mut Listening| gather_index(here.listener) == index;
+    for here in inner.listeners.iter_mut().filter(is_its) {
+        // (An edge is heard once: what it was for is told by a later wait.)
+        if let Told::Before | Told::NoRoom = report_listener(here, wait, true, out) {
+            inner.listeners_queued = inner.listeners_queued || inner.ready.push_back(LISTENERS);
+        }
+    }
+}
+
+/// As [`hear_listener`], in a forked child: what it has of the listener is its parent's, as is what
+/// it hears of it, and its accept does not wait.
+#[cold]
+pub(super) fn pass_on_parents(inner: &mut Inner, index: u32, out: &mut Out) {
+    let is_its = |here: &&Listening| gather_index(here.listener) == index;
+    for here in inner.listeners.iter().filter(is_its) {
+        let _ = out.push(here.events & IN, here.data);
+    }
+}
+
+/// An event of the application's own, from the kernel, goes out. (It may be of a listener that this
+/// wait has reported, or is about to.)
+#[inline]
+pub(super) fn pass(inner: &mut Inner, ev: &epoll_event, out: &mut Out) {
+    if inner.listeners.is_empty() || !is_told(inner, ev) {
+        let _ = out.push(ev.events, ev.u64);
+    }
+}
+
+/// Whether this wait has said all that this event does of a listener. (Events that are alike are
+/// one to who waits.)
+#[cold]
+#[inline(never)]
+fn is_told(inner: &mut Inner, ev: &epoll_event) -> bool {
+    let (wait, events, data) = (inner.wait, ev.events, ev.u64);
+    let its = |here: &&mut Listening| here.data == data && events & here.events & IN != 0;
+    let mut told = false;
+    for here in inner.listeners.iter_mut().filter(its) {
+        told |= here.reported_in == wait && events & !here.told == 0;
+        here.by_kernel_in = wait;
+    }
+    told
 }
 
 /// What the kernel has was sent before what is ready behind this.
@@ -264,10 +347,12 @@ pub(super) fn sort(
 ) {
     for (i, ev) in events.iter().enumerate() {
         let Some(index) = untag(ev.u64) else {
-            let _ = out.push(ev.events, ev.u64);
+            pass(inner, ev, out);
             continue;
         };
-        if index == DOORBELL {
+        if is_gather(index) {
+            hear_listener(inner, index, out);
+        } else if index == DOORBELL {
             stats::count(Counter::Wakeups);
             wait::hear_failure(ev.events);
             inner.woken |= !slept;
@@ -377,7 +462,7 @@ impl<const N: usize> Local<N> {
             unsafe { core::slice::from_raw_parts_mut(self.0.as_mut_ptr().cast(), n) };
         for ev in events.iter_mut() {
             if untag(ev.u64)
-                .is_some_and(|index| index != DOORBELL && !is_news(inner, index, ev.events))
+                .is_some_and(|index| index < GATHER && !is_news(inner, index, ev.events))
             {
                 ev.events = 0;
             }

@@ -2,7 +2,7 @@
 
 use super::news::{News, place_in_time};
 use super::queue::Queue;
-use super::{DOORBELL, EXTRAS, Epoll, IN, KERNEL, LISTENERS, NO_ITEM, OUT, homes};
+use super::{ET, EXTRAS, Epoll, GATHER, IN, KERNEL, LISTENERS, NO_ITEM, ONESHOT, OUT, homes};
 use crate::channel::{BY_KERNEL, Channel, announce, stamp_of};
 use crate::engines::Engines;
 use crate::fast::Listener;
@@ -94,9 +94,34 @@ pub(super) struct Listening {
     pub(super) fd: c_int,
     pub(super) events: u32,
     pub(super) data: u64,
-    /// The wait in which it was last reported, and how much it had to give out until then.
+    /// The wait in which it was last reported for what it gives out besides the kernel's, and with
+    /// what; and how much of that there had been.
     pub(super) reported_in: u64,
+    pub(super) told: u32,
     pub(super) seen: u64,
+    /// The wait in which the kernel last reported it.
+    pub(super) by_kernel_in: u64,
+}
+
+impl Listening {
+    pub(super) fn new(listener: &'static Listener, fd: c_int, ev: epoll_event) -> Listening {
+        Listening {
+            listener,
+            serial: listener.serial(),
+            fd,
+            events: ev.events,
+            data: ev.u64,
+            reported_in: 0,
+            told: 0,
+            seen: 0,
+            by_kernel_in: 0,
+        }
+    }
+
+    /// Reported where an edge is what is new since.
+    pub(super) fn by_edge(&self) -> bool {
+        self.events & (ET | ONESHOT) != 0
+    }
 }
 
 impl Item {
@@ -238,7 +263,7 @@ impl Inner {
         self.news.reserve(all + 2).ok()?;
         self.extras.try_reserve(all.saturating_sub(self.extras.len())).ok()?;
         self.items.try_reserve(1).ok()?;
-        if self.items.len() >= DOORBELL as usize {
+        if self.items.len() >= GATHER as usize {
             return None;
         }
         self.items.push(None);

@@ -365,7 +365,7 @@ impl Listener {
         self.by_set.load(Relaxed)
     }
 
-    fn index(&self) -> usize {
+    pub(crate) fn index(&self) -> usize {
         TABLE.iter().position(|l| core::ptr::eq(l, self)).unwrap_or(0)
     }
 
@@ -388,17 +388,27 @@ impl Listener {
     }
 
     /// The peer of `channel` can tell this listener from here on. False: it cannot.
-    pub(crate) fn hears(&self, channel: &'static Channel) -> bool {
+    pub(crate) fn hears(
+        &self,
+        channel: &'static Channel,
+        is_taken: impl Fn(&Socket) -> bool,
+    ) -> bool {
         let place = self.place();
         if !wait::introduce(channel, place, self.gather(), 0) {
             return false;
         }
         let mut queue = self.queue.lock();
-        if !queue.channels.iter().any(|c| core::ptr::eq(*c, channel)) {
+        let is_new = !queue.channels.iter().any(|c| core::ptr::eq(*c, channel));
+        if is_new {
             if queue.channels.len() >= queue.channels.capacity() {
                 return false;
             }
             queue.channels.push(channel);
+        }
+        if is_new && queue.taken.is_empty() {
+            // (A new doorbell has rung once, for nothing.)
+            queue.heard = true;
+            self.be_silent(&mut queue, is_taken);
         }
         channel.awaits(self.index(), false).store(self.awaits.load(Relaxed), Relaxed);
         // (It may have served another peer.)
@@ -515,19 +525,27 @@ impl Listener {
         !self.queue.lock().taken.is_empty()
     }
 
-    /// Whether there is anything to give out behind a doorbell; where there is not, it is silent.
-    pub(crate) fn has_some(&self, is_taken: impl Fn(&Socket) -> bool) -> bool {
+    /// How much has been taken until now, if anything of that is to be given out: then the next
+    /// accept has it, unless another thread's is faster. `rung`: its doorbells were signalled,
+    /// perhaps for nothing; where there is nothing, they are silent from here on.
+    pub(crate) fn has_to_give(
+        &self,
+        rung: bool,
+        is_taken: impl Fn(&Socket) -> bool,
+    ) -> Option<u64> {
         let mut queue = self.queue.lock();
-        self.fill(&mut queue, &is_taken);
-        if queue.taken.is_empty() {
+        if rung {
+            queue.heard = true;
+            self.fill(&mut queue, &is_taken);
+        }
+        // (What was given out while somebody heard of it came into the queue again.)
+        let is_here = |s: &&&Socket| s.listener.load(Relaxed) == self.name() && is_taken(s);
+        while queue.taken.front().is_some_and(|s| !is_here(&s)) {
+            queue.taken.pop_front();
+        }
+        if rung && queue.taken.is_empty() {
             self.be_silent(&mut queue, is_taken);
         }
-        !queue.taken.is_empty()
-    }
-
-    /// As [`Self::has_taken`]: how much has been until now.
-    pub(crate) fn count_taken(&self) -> Option<u64> {
-        let queue = self.queue.lock();
         (!queue.taken.is_empty()).then_some(queue.count)
     }
 

@@ -8,8 +8,8 @@ use super::ends::{
     show_path,
 };
 use super::kept::{
-    end_accepting, give_up, hear_if_taken, is_of, next_sweep, reset, retire, retire_kept, sweep,
-    sweep_now_and_then,
+    end_accepting, give_up, hear_if_taken, is_of, is_taken, next_sweep, reset, retire, retire_kept,
+    sweep, sweep_now_and_then,
 };
 use super::leave::PULL_BACK_NS;
 use super::leave::pause::pause;
@@ -97,7 +97,7 @@ pub(super) fn parks(s: &'static Socket, g: u16, fd: c_int) -> bool {
         return false;
     }
     let own = own_name(s, fd);
-    if own < 0 || listener.is_some_and(|l| !l.hears(channel)) {
+    if own < 0 || listener.is_some_and(|l| !l.hears(channel, is_taken)) {
         return false;
     }
     let to = if listener.is_none() { Place::load(&s.place) } else { None };

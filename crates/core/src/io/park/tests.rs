@@ -9,6 +9,7 @@ use crate::io::kept::{
 };
 use crate::io::leave::close_spare;
 use crate::io::need_kernel::need_kernel;
+use crate::outcome::PASS;
 use crate::path::tests::{A, C, End, promoted_within_the_host, talk};
 use crate::socket::NONE;
 use netacc_proto::lives::Word;
@@ -382,47 +383,76 @@ fn a_carrier_of_a_shared_port_is_taken_while_its_process_waits() {
     until_none_is_kept();
 }
 
+/// An epoll set of the application's.
+struct Set(c_int);
+
+impl Set {
+    fn new() -> Set {
+        let epfd = numbers::make(|| sys::epoll_create1(libc::EPOLL_CLOEXEC));
+        api::on_epoll_create(epfd);
+        Set(epfd)
+    }
+
+    fn add(&self, fd: c_int, events: c_int, data: u64) {
+        let mut event = libc::epoll_event { events: events as u32, u64: data };
+        // SAFETY: a live event.
+        let r = unsafe { api::epoll_ctl(self.0, libc::EPOLL_CTL_ADD, fd, &mut event) };
+        if r == PASS {
+            // SAFETY: as above.
+            assert_eq!(unsafe { sys::epoll_ctl(self.0, libc::EPOLL_CTL_ADD, fd, &mut event) }, 0);
+        }
+    }
+
+    /// What a wait that does not wait reports.
+    fn wait(&self) -> std::vec::Vec<u64> {
+        let mut events = [libc::epoll_event { events: 0, u64: 0 }; 4];
+        let (at, mut counted) = (events.as_mut_ptr(), api::Counted::default());
+        // SAFETY: room for four events; no mask.
+        let mut n = unsafe { api::epoll_wait(self.0, at, 4, 0, core::ptr::null(), &mut counted) };
+        if n == PASS {
+            // SAFETY: as above.
+            n = unsafe { crate::sleep::epoll_wait(self.0, at, 4, 0, core::ptr::null()) };
+            // SAFETY: the kernel has just written so many.
+            n = unsafe { api::on_epoll_wait(self.0, at, n as c_int, 4) } as Ret;
+        }
+        events.iter().take(n.max(0) as usize).map(|event| event.u64).collect()
+    }
+}
+
+impl Drop for Set {
+    fn drop(&mut self) {
+        assert_eq!(api::close(self.0), 0);
+    }
+}
+
 /// A set that a listener stands in, and a connection of its, hears of what is taken.
 #[test]
 fn what_is_taken_is_told_to_the_set_of_its_listener() {
     let _one = one_at_a_time();
     let l = Listening::new(8);
-    let epfd = numbers::make(|| sys::epoll_create1(libc::EPOLL_CLOEXEC));
-    api::on_epoll_create(epfd);
-    let add = |fd, data| {
-        let mut event = libc::epoll_event { events: libc::EPOLLIN as u32, u64: data };
-        // SAFETY: a live event.
-        let r = unsafe { api::epoll_ctl(epfd, libc::EPOLL_CTL_ADD, fd, &mut event) };
-        assert_eq!(r, 0);
-    };
-    let wait = || {
-        let mut events = [libc::epoll_event { events: 0, u64: 0 }; 4];
-        let (at, mut counted) = (events.as_mut_ptr(), api::Counted::default());
-        // SAFETY: room for four events; no mask.
-        let n = unsafe { api::epoll_wait(epfd, at, 4, 0, core::ptr::null(), &mut counted) };
-        events.iter().take(n.max(0) as usize).map(|event| event.u64).collect::<std::vec::Vec<_>>()
-    };
-    add(l.socket.as_raw_fd(), 7);
+    let set = Set::new();
+    set.add(l.socket.as_raw_fd(), libc::EPOLLIN, 7);
     let mut ends = first_life(&l);
     let to = place_of(ends[C].socket);
     for _ in 0..3 {
-        add(ends[A].fd, 8);
-        assert_eq!(wait(), []);
+        set.add(ends[A].fd, libc::EPOLLIN, 8);
+        assert_eq!(set.wait(), []);
         ends[C].close();
-        assert_eq!(wait(), [8]);
+        assert_eq!(set.wait(), [8]);
         assert_eq!(ends[A].receive_now(A, 1), 0);
         // SAFETY: no event is needed.
-        let r =
-            unsafe { api::epoll_ctl(epfd, libc::EPOLL_CTL_DEL, ends[A].fd, core::ptr::null_mut()) };
+        let r = unsafe {
+            api::epoll_ctl(set.0, libc::EPOLL_CTL_DEL, ends[A].fd, core::ptr::null_mut())
+        };
         assert_eq!(r, 0);
         ends[A].close();
-        assert_eq!(wait(), []);
+        assert_eq!(set.wait(), []);
         let c = connects(to).unwrap();
         assert_eq!(sys::poll_now(l.known.gather(), libc::POLLIN), 0, "the place has not rung");
-        assert_eq!(wait(), [7]);
-        assert_eq!(wait(), [7], "as long as it is not accepted");
+        assert_eq!(set.wait(), [7]);
+        assert_eq!(set.wait(), [7], "as long as it is not accepted");
         ends = [end_of(l.give_out().unwrap()), end_of(c)];
-        assert_eq!(wait(), []);
+        assert_eq!(set.wait(), []);
         talk(&mut ends, 1000);
     }
     // Who waits for the listener otherwise hears of what the set was told.
@@ -434,8 +464,65 @@ fn what_is_taken_is_told_to_the_set_of_its_listener() {
     let c = connects(to).unwrap();
     assert_ne!(sys::poll_now(l.known.gather(), libc::POLLIN), 0, "it is told at its own place");
     close_in_good_order([end_of(l.give_out().unwrap()), end_of(c)]);
-    assert_eq!(api::close(epfd), 0);
-    drop(l);
+    drop((set, l));
+    until_none_is_kept();
+}
+
+/// A doorbell that rings for nothing, or for what has been given out, is no report of the listener:
+/// an accept behind it would sleep.
+#[test]
+fn a_listener_is_not_reported_in_vain() {
+    for events in [libc::EPOLLIN, libc::EPOLLIN | libc::EPOLLET] {
+        let _one = one_at_a_time();
+        let l = Listening::new(8);
+        let set = Set::new();
+        set.add(l.socket.as_raw_fd(), events, 7);
+        let ends = first_life(&l);
+        let (s, to) = (ends[A].socket, place_of(ends[C].socket));
+        let (channel, slot) = (ends[C].socket.channel().unwrap(), s.slot.load(Relaxed) as usize);
+        let rings = || channel.announce_taken(l.known.announced_at(None), slot);
+        close_in_good_order(ends);
+        assert_eq!(sys::poll_now(l.known.gather(), libc::POLLIN), 0, "a new doorbell");
+        assert_eq!(set.wait(), []);
+        rings();
+        assert_ne!(sys::poll_now(l.known.gather(), libc::POLLIN), 0);
+        assert_eq!(set.wait(), [], "it is not taken");
+        assert_eq!(sys::poll_now(l.known.gather(), libc::POLLIN), 0, "it is silent");
+        let c = connects(to).unwrap();
+        assert_eq!(set.wait(), [7]);
+        let a = end_of(l.give_out().unwrap());
+        rings();
+        assert_eq!(set.wait(), [], "it has been given out");
+        // Somebody was about to say that it is taken when it was given out.
+        l.known.hear_at_set(s, true);
+        assert_eq!(set.wait(), [], "it has been given out");
+        close_in_good_order([a, end_of(c)]);
+        drop((set, l));
+        until_none_is_kept();
+    }
+}
+
+/// However many may be accepted, and of whichever kind: one wait says so once.
+#[test]
+fn a_wait_reports_a_listener_once() {
+    let _one = one_at_a_time();
+    let l = Listening::new(8);
+    let set = Set::new();
+    set.add(l.socket.as_raw_fd(), libc::EPOLLIN, 7);
+    let ends = first_life(&l);
+    let to = place_of(ends[C].socket);
+    close_in_good_order(ends);
+    let by_kernel = std::net::TcpStream::connect(l.socket.local_addr().unwrap()).unwrap();
+    let c = connects(to).unwrap();
+    assert_eq!(set.wait(), [7]);
+    // (From both: the set hears of it by its doorbells, and has heard of it before.)
+    waits_elsewhere(l.known);
+    assert_eq!(set.wait(), [7]);
+    drop((l.socket.accept().unwrap(), by_kernel));
+    assert_eq!(set.wait(), [7], "the other one");
+    close_in_good_order([end_of(l.give_out().unwrap()), end_of(c)]);
+    assert_eq!(set.wait(), []);
+    drop((set, l));
     until_none_is_kept();
 }
 
