@@ -14,12 +14,25 @@ pub struct Broker<'a> {
     first_asked: HashMap<(u16, u16), Instant>,
     pub problems: Vec<String>,
     pub accelerated: bool,
+    /// Whether short connections have left a carrier behind, and how many there were; and whether a
+    /// connection of the scenario's has one.
+    pub short_ones: Option<(bool, usize)>,
+    pub took: bool,
 }
 
 impl<'a> Broker<'a> {
     pub fn new(build: &'a Build, mode: Mode, required: bool) -> Broker<'a> {
         let (first_asked, problems) = (HashMap::new(), Vec::new());
-        Broker { build, mode, required, first_asked, problems, accelerated: false }
+        Broker {
+            build,
+            mode,
+            required,
+            first_asked,
+            problems,
+            accelerated: false,
+            short_ones: None,
+            took: false,
+        }
     }
 
     /// To a message of one of them. `None`: there is none.
@@ -38,6 +51,14 @@ impl<'a> Broker<'a> {
             // A connection is where its warm-up was to bring it.
             ["C"] => {
                 self.accelerated = true;
+                None
+            }
+            ["P", is_kept, made] => {
+                self.short_ones = Some((is_kept == "1", made.parse().unwrap_or(0)));
+                None
+            }
+            ["K"] => {
+                self.took = true;
                 None
             }
             ["H", pid, local, peer, count] => {

@@ -6,12 +6,14 @@
 //! this connection on the fast path yet?". Both are below 3, so a scenario may close everything
 //! else.
 
+use crate::carriers;
 use crate::mover::{Receiver, Sender};
 use crate::pattern::Pattern;
 use crate::sys::{self, Addr, E, Fd};
 use std::cell::RefCell;
 use std::collections::VecDeque;
 use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
 
 const CONTROL: Fd = 0;
 const TRANSCRIPT: Fd = 1;
@@ -48,16 +50,26 @@ pub enum Warmup {
 
 /// The server accepts some connections of one request before the scenario's.
 const SHORT_ONES: &str = "short connections come first";
+/// Connections that leave no carrier behind before the next ones take their time; so long at most.
+const SOME: usize = 500;
+const CARRIER_IN: Duration = Duration::from_secs(10);
+
+/// Tells the runner that a connection has the carrier of one before it.
+pub fn say_carrier() {
+    let _ = sys::send(CONTROL, b"K", libc::MSG_NOSIGNAL);
+}
 
 pub struct Ctx {
     pub role: Role,
     warmup: Warmup,
+    /// None of the scenario's connections needs a carrier of one before it.
+    own_carriers: bool,
     inbox: RefCell<VecDeque<String>>,
 }
 
 impl Ctx {
-    pub fn new(role: Role, warmup: Warmup) -> Ctx {
-        Ctx { role, warmup, inbox: RefCell::new(VecDeque::new()) }
+    pub fn new(role: Role, warmup: Warmup, own_carriers: bool) -> Ctx {
+        Ctx { role, warmup, own_carriers, inbox: RefCell::new(VecDeque::new()) }
     }
 
     // ---------------------------------------------------------------------------------- transcript
@@ -232,19 +244,31 @@ impl Ctx {
 
     fn make_short_ones(&self, addr: Addr) {
         let (mut ports, mut again) = (std::collections::BTreeSet::new(), 0);
-        for left in (0..500).rev() {
+        let (mut made, begun) = (0, Instant::now());
+        loop {
+            made += 1;
+            let enough = match self.own_carriers {
+                true => made == SOME,
+                false => begun.elapsed() > CARRIER_IN * sys::patience(),
+            };
+            if made > SOME {
+                // (A busy machine needs time, not connections.)
+                sys::sleep_ms(1);
+            }
             let fd = sys::socket(addr.family(), libc::SOCK_STREAM, 0).expect("socket");
             sys::connect(fd, addr).expect("connect");
             again += u32::from(!ports.insert(sys::getsockname(fd).expect("getsockname").port()));
-            let last = again > 1 || left == 0;
+            let last = again > 1 || enough;
             send_all(fd, if last { b"E" } else { b"P" });
             recv_exact(fd, 1);
             sys::close(fd).expect("close");
             assert_eq!(self.hear(), "short");
             if last {
-                return;
+                break;
             }
         }
+        self.post(&format!("P {} {made}", u32::from(again > 1)));
+        carriers::remember(ports.into_iter().collect());
     }
 
     /// Connects and warms up.

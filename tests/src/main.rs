@@ -8,6 +8,7 @@
 mod bad;
 mod bpf;
 mod broker;
+mod carriers;
 mod ctx;
 mod helpers;
 mod hostile;
@@ -99,7 +100,7 @@ fn part(name: &str, role: &str, warmup: &str) -> ExitCode {
     };
     // std ignores SIGPIPE; the scenarios are ordinary C programs in this respect.
     sys::default_signal(libc::SIGPIPE);
-    scenario.run(&Ctx::new(role, warmup));
+    scenario.run(&Ctx::new(role, warmup, scenario.own_carriers().is_some()));
     ExitCode::SUCCESS
 }
 

@@ -489,6 +489,14 @@ pub fn execute(scenario: &Scenario, mode: Mode, options: &Options, build: &Build
     if required && mode != Mode::Rdma && !broker.accelerated && broker.problems.is_empty() {
         broker.problems.push(format!("none of its connections came onto {}", mode.path().name()));
     }
+    // (A scenario that has failed says so itself.)
+    let asked = broker.short_ones.filter(|_| scenario.own_carriers().is_none());
+    if let Some((kept, made)) = asked.filter(|_| !broker.took && broker.problems.is_empty()) {
+        broker.problems.push(match kept {
+            true => "none of its connections has the carrier of one before it".into(),
+            false => format!("{made} short connections have left no carrier behind"),
+        });
+    }
     let mut transcript = String::new();
     let mut stderr = String::new();
     for side in &mut sides {
@@ -525,7 +533,7 @@ pub fn execute(scenario: &Scenario, mode: Mode, options: &Options, build: &Build
         transcript,
         problems: broker.problems,
         stderr,
-        accelerated: broker.accelerated,
+        accelerated: broker.accelerated || broker.took,
         millis: begin.elapsed().as_millis(),
     }
 }

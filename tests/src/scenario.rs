@@ -50,6 +50,37 @@ pub enum Parts {
     Alone(fn(&Ctx)),
 }
 
+/// In the mode `fast` a scenario that has short connections before its own has one that comes by a
+/// carrier which they have left behind. Not these.
+const OWN_CARRIERS: [(&str, &str); 22] = [
+    ("connect/bound-client", BOUND),
+    ("connect/v4-mapped-client", "its sockets are of IPv6, and those before it of IPv4"),
+    ("epoll/refused-and-connected", "a connect that was refused has bound its socket"),
+    ("epoll/oneshot-before-connected", "an EPOLLONESHOT of the socket's may have fired"),
+    ("epoll/duplicated-before-connected", "a duplicate connects"),
+    ("epoll/forked-before-connected", FORKED),
+    ("epoll/forked-then-connected", FORKED),
+    ("exhausted/from-the-start", "the library has no memory"),
+    ("lives/listener-shut-down", "nobody accepts"),
+    ("lives/listener-closed", GIVEN_UP),
+    ("lives/listener-duplicated", GIVEN_UP),
+    ("lives/listener-of-a-child", GIVEN_UP),
+    ("lives/options-of-the-listener", GIVEN_UP),
+    ("listens/duplicate", GIVEN_UP),
+    ("listens/ring", RING),
+    ("options/negative-timeouts", "the socket has a time-out before it is connected"),
+    ("rings/epoll-ctl", RING),
+    ("rings/epoll-wait", RING),
+    ("rings/receive", RING),
+    ("rings/receive-within-a-time", RING),
+    ("rings/forked", RING),
+    ("adopt/passed-by-a-ring", RING),
+];
+const BOUND: &str = "the socket is bound to an address";
+const FORKED: &str = "a child has the socket, too";
+const GIVEN_UP: &str = "its listener gives out none: it is closed, a duplicate's, or changed";
+const RING: &str = "a process with an io_uring keeps none";
+
 /// Two processes, a connection that is accelerated.
 pub const fn pair(
     name: &'static str,
@@ -105,6 +136,11 @@ impl Scenario {
     pub const fn passed_through(mut self) -> Scenario {
         self.mark = Mark::PassedThrough;
         self
+    }
+
+    /// Why none of its connections has the carrier of one before it in the mode `fast`.
+    pub fn own_carriers(&self) -> Option<&'static str> {
+        OWN_CARRIERS.iter().find(|(name, _)| *name == self.name).map(|(_, why)| *why)
     }
 
     /// Not run in these modes, for the reason that stands with each.
@@ -215,6 +251,11 @@ pub fn markdown() -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn exceptions_name_scenarios() {
+        assert!(OWN_CARRIERS.iter().all(|(name, _)| find(name).is_some()));
+    }
 
     #[test]
     fn scenario_names_are_unique() {

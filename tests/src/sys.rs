@@ -5,6 +5,7 @@
 //! result is the return value or the errno. The standard library's sockets are not used, because
 //! they would hide calls and flags.
 
+use crate::{carriers, ctx};
 use std::ffi::{CString, c_char, c_int, c_void};
 use std::fmt;
 use std::mem::{size_of, zeroed};
@@ -267,7 +268,11 @@ pub fn accept_addr(fd: Fd) -> Result<(Fd, Option<Addr>, u32), E> {
 
 pub fn connect(fd: Fd, addr: Addr) -> R {
     let (sa, len) = addr.raw();
-    call!(libc::connect(fd, (&raw const sa).cast(), len))
+    let r = call!(libc::connect(fd, (&raw const sa).cast(), len));
+    if carriers::is_first(fd) {
+        ctx::say_carrier();
+    }
+    r
 }
 
 pub fn connect_len(fd: Fd, addr: Addr, len: u32) -> R {
