@@ -6,12 +6,16 @@ use crate::sys;
 use std::collections::HashMap;
 use std::time::{Duration, Instant};
 
+/// For how long something may come to be shown.
+const PATIENCE: Duration = Duration::from_secs(8);
+
 /// Answers the processes of one run.
 pub struct Broker<'a> {
     build: &'a Build,
     mode: Mode,
     required: bool,
     first_asked: HashMap<(u16, u16), Instant>,
+    first_shown: HashMap<String, Instant>,
     pub problems: Vec<String>,
     pub accelerated: bool,
     /// Whether short connections have left a carrier behind, and how many there were; and whether a
@@ -28,6 +32,7 @@ impl<'a> Broker<'a> {
             mode,
             required,
             first_asked,
+            first_shown: HashMap::new(),
             problems,
             accelerated: false,
             short_ones: None,
@@ -126,16 +131,19 @@ impl<'a> Broker<'a> {
             }
             [kind @ ("B" | "D"), pid, local, peer, wanted] => {
                 if self.mode == Mode::Shm {
-                    self.shows(
-                        pid.parse().unwrap_or(0),
-                        local.parse().unwrap_or(0),
-                        peer.parse().unwrap_or(0),
+                    return Some(self.comes_to_show(
+                        message,
+                        (
+                            pid.parse().unwrap_or(0),
+                            local.parse().unwrap_or(0),
+                            peer.parse().unwrap_or(0),
+                        ),
                         &format!("on TCP with reason {wanted:?}"),
                         |c| {
                             let both = kind == "D" || c.rx_path == "tcp";
                             c.reason == wanted && c.tx_path == "tcp" && both
                         },
-                    );
+                    ));
                 }
                 Some("ok".into())
             }
@@ -143,14 +151,17 @@ impl<'a> Broker<'a> {
                 let within =
                     matches!(self.mode, Mode::Early | Mode::New | Mode::Fast | Mode::Switch);
                 if self.mode == Mode::Rdma || (kind == "O" && within) {
-                    self.shows(
-                        pid.parse().unwrap_or(0),
-                        local.parse().unwrap_or(0),
-                        peer.parse().unwrap_or(0),
+                    return Some(self.comes_to_show(
+                        message,
+                        (
+                            pid.parse().unwrap_or(0),
+                            local.parse().unwrap_or(0),
+                            peer.parse().unwrap_or(0),
+                        ),
                         "on TCP both ways",
                         // (The reason comes with the last step.)
                         |c| c.tx_path == "tcp" && c.rx_path == "tcp" && c.reason != "none",
-                    );
+                    ));
                 }
                 Some("ok".into())
             }
@@ -170,15 +181,46 @@ impl<'a> Broker<'a> {
         what: &str,
         wanted: impl Fn(&Connection) -> bool,
     ) {
-        let end = Instant::now() + Duration::from_secs(8) * sys::patience();
+        if let Err(found) = self.await_shown((pid, local, peer), PATIENCE * sys::patience(), wanted)
+        {
+            self.problems.push(format!("not {what}: {found}"));
+        }
+    }
+
+    /// As [`Self::shows`], of which is asked again where it takes a while: the answer to `question`.
+    fn comes_to_show(
+        &mut self,
+        question: &str,
+        of: (i32, u16, u16),
+        what: &str,
+        wanted: impl Fn(&Connection) -> bool,
+    ) -> String {
+        let asked = *self.first_shown.entry(question.into()).or_insert_with(Instant::now);
+        let shown = self.await_shown(of, Duration::from_secs(1), wanted);
+        match shown {
+            Err(_) if asked.elapsed() < PATIENCE * sys::patience() => return "no".into(),
+            Err(found) => self.problems.push(format!("not {what}: {found}")),
+            Ok(()) => {}
+        }
+        self.first_shown.remove(question);
+        "ok".into()
+    }
+
+    /// `Err`: what it shows.
+    fn await_shown(
+        &self,
+        (pid, local, peer): (i32, u16, u16),
+        within: Duration,
+        wanted: impl Fn(&Connection) -> bool,
+    ) -> Result<(), String> {
+        let end = Instant::now() + within;
         loop {
             let found = self.build.connection(pid, local, peer);
             if found.as_ref().is_ok_and(&wanted) {
-                return;
+                return Ok(());
             }
             if Instant::now() > end {
-                self.problems.push(format!("not {what}: {found:?}"));
-                return;
+                return Err(format!("{found:?}"));
             }
             std::thread::sleep(Duration::from_millis(2));
         }

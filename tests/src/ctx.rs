@@ -571,7 +571,13 @@ impl Ctx {
     fn check_reason(&self, kind: char, fd: Fd, reason: &str) {
         let local = sys::getsockname(fd).expect("getsockname");
         let peer = sys::getpeername(fd).expect("getpeername");
-        self.ask(&format!("{kind} {} {} {} {reason}", sys::getpid(), local.port(), peer.port()));
+        let question =
+            format!("{kind} {} {} {} {reason}", sys::getpid(), local.port(), peer.port());
+        while self.ask(&question) == "no" {
+            // (The peer's library may have been late: then a call of the program's takes the
+            // connection the rest of the way, as `recv` does that finds nothing.)
+            let _ = sys::recv(fd, &mut [0; 1], libc::MSG_PEEK | libc::MSG_DONTWAIT);
+        }
     }
 
     // ------------------------------------------------------------------------------------- streams
