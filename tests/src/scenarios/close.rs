@@ -34,9 +34,6 @@ fn wait_for_reset(fd: i32) -> String {
     sys::poll_names(revents)
 }
 
-const UNREAD_AT_DEATH: &str =
-    "the kernel does not see unread bytes of a ring: a process that dies without closing gives EOF";
-
 /// Where a number is not the first one: (how many before it, the number).
 fn others(numbers: &[Fd]) -> Vec<(usize, Fd)> {
     numbers.iter().copied().enumerate().filter(|(_, n)| *n != numbers[0]).collect()
@@ -230,8 +227,7 @@ pub fn list() -> Vec<Scenario> {
                     t.log("recv", sys::recv(*fd, &mut [0; 8], 0));
                 }
             },
-        )
-        .skip(&[("rdma", UNREAD_AT_DEATH)]),
+        ),
         pair(
             "close/data-before-reset",
             "bytes that were sent before a reset can still be read; then ECONNRESET",

@@ -1,7 +1,9 @@
 //! A peer's end goes with bytes unread, by a death and otherwise: the survivor sees a reset, as
 //! TCP's, and nothing but that.
 
-use super::ends::{DEATHS, RESETS, doomed, dying_servers, end, fill, poll_now, until_it_fails};
+use super::ends::{
+    DEATHS, RESETS, doomed, dying_servers, end, fill, hears_of_it, poll_now, until_it_fails,
+};
 use crate::ctx::{Ctx, await_bytes, blocked, recv_exact, send_all};
 use crate::scenario::{Scenario, pair};
 use crate::sys::{self, E, Fd, Sets};
@@ -186,8 +188,7 @@ pub fn list() -> Vec<Scenario> {
                 }
                 t.meet("over");
             },
-        )
-        .skip(RESETS),
+        ),
         pair(
             "unread/killed-behind-data",
             "the same of a peer that had sent: all of that comes first",
@@ -277,8 +278,7 @@ pub fn list() -> Vec<Scenario> {
                 }
                 t.meet("over");
             },
-        )
-        .skip(RESETS),
+        ),
         pair(
             "unread/nothing",
             "a peer that dies with nothing unread: the end of the stream, and no error",
@@ -404,8 +404,7 @@ pub fn list() -> Vec<Scenario> {
                 rest(t, "rest", fd);
                 t.meet("over");
             },
-        )
-        .skip(RESETS),
+        ),
         pair(
             "unread/shutdown",
             "a peer shuts down, one way, both ways, one after the other, with bytes unread, and lives: the end of the stream, no reset",
@@ -437,14 +436,14 @@ pub fn list() -> Vec<Scenario> {
                 t.wait("shut");
                 t.log("recv", receiver.join().expect("thread"));
                 for fd in fds {
+                    hears_of_it(fd, POLLRDHUP);
                     t.log("poll", sys::poll_names(poll_now(fd, POLLIN | POLLRDHUP)));
                     t.log("recv", (recv(fd, 0), so_error(fd), recv(fd, 0)));
                 }
                 t.tell("read");
                 t.meet("over");
             },
-        )
-        .skip(&[("rdma", "the FIN follows a round trip or two later")]),
+        ),
         pair(
             "unread/shutdown-by-a-child",
             "a forked child of a process that lives, or was killed, shuts down with bytes unread, and reads on: no reset",
