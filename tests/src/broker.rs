@@ -187,7 +187,7 @@ impl<'a> Broker<'a> {
         }
     }
 
-    /// As [`Self::shows`], of which is asked again where it takes a while: the answer to `question`.
+    /// As [`Self::shows`], asked again where it takes a while: the answer to `question`.
     fn comes_to_show(
         &mut self,
         question: &str,
