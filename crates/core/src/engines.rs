@@ -8,7 +8,8 @@
 
 use crate::channel::Channel;
 use crate::path::{Far, PathId};
-use crate::{queues, utcp_device};
+use crate::utcp_device::{self, UtcpDevice};
+use crate::{queues, rdma_thread};
 
 /// As [`Engines::poll`], for who waits for one connection.
 #[inline]
@@ -31,6 +32,20 @@ pub(crate) fn before_sleep_for(channel: &Channel, slot: usize) {
         #[cfg(test)]
         Far::Loop(_) => crate::path::tests::before_sleep(),
     }
+}
+
+/// Of an event of a doorbell, or of a device's packets: a device that has failed is asked why, so
+/// that it wakes nobody again.
+#[inline]
+pub(crate) fn hear_failure(events: u32) {
+    if events & libc::EPOLLERR as u32 != 0 {
+        utcp_device::devices().for_each(UtcpDevice::hear_failure);
+    }
+}
+
+/// Whether this process may have connections that only an agent of its own takes back.
+pub(crate) fn are_running() -> bool {
+    rdma_thread::is_running() || utcp_device::is_running()
 }
 
 /// Engines, one bit for each path.

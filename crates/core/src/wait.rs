@@ -15,7 +15,6 @@ use crate::channel::{Channel, PLACES, Side, announce, producer_quiet, quiet};
 use crate::lives::has_closed;
 use crate::socket::{Socket, State, flag};
 use crate::trace::Event;
-use crate::utcp_device::{self, UtcpDevice};
 use crate::{channel, control, engines, fd_words, numbers, process, sleep, stats, sys};
 use core::sync::atomic::{AtomicI32, AtomicU32, AtomicU64, Ordering::*};
 use libc::{epoll_event, pollfd};
@@ -133,19 +132,10 @@ pub(crate) fn silence(place: usize) {
         let n = unsafe {
             sleep::epoll_wait(gather(place), heard.as_mut_ptr(), 16, 0, core::ptr::null())
         };
-        heard.iter().take(n.max(0) as usize).for_each(|ev| hear_failure(ev.events));
+        heard.iter().take(n.max(0) as usize).for_each(|ev| engines::hear_failure(ev.events));
         if n != 16 {
             return;
         }
-    }
-}
-
-/// Of an event of a doorbell, or of a device's packets: a device that has failed is asked why, so
-/// that it wakes nobody again.
-#[inline]
-pub(crate) fn hear_failure(events: u32) {
-    if events & libc::EPOLLERR as u32 != 0 {
-        utcp_device::devices().for_each(UtcpDevice::hear_failure);
     }
 }
 

@@ -23,8 +23,6 @@ pub struct Paths {
 }
 
 impl Paths {
-    /// The paths that a list may name.
-    pub const CHOICES: [Path; Paths::MAX] = [Path::Shm, Path::Rdma, Path::Utcp];
     /// None: every connection stays on TCP.
     pub const TCP: Paths = Paths { order: [None; Paths::MAX] };
     const MAX: usize = 3;

@@ -10,7 +10,7 @@ use super::{
     at, come_in, prod, prune_if_due, tag, untag,
 };
 use crate::channel::Peers;
-use crate::engines::Engines;
+use crate::engines::{self, Engines};
 use crate::fast;
 use crate::fd_table;
 use crate::lock::Guard;
@@ -501,7 +501,7 @@ unsafe fn leave_out_ours(
             Some(index) if is_gather(index) => hear_listener(inner, index, &mut out),
             Some(DOORBELL) => {
                 stats::count(Counter::Wakeups);
-                wait::hear_failure(ev.events);
+                engines::hear_failure(ev.events);
                 inner.woken = true;
                 come_in(e, inner);
             }

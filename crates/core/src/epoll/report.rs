@@ -11,7 +11,7 @@ use crate::fast::Listener;
 use crate::lock::Guard;
 use crate::outcome::{Mask, Ret};
 use crate::socket::State;
-use crate::{io, sleep, stats, sys, user, wait};
+use crate::{engines, io, sleep, stats, sys, user, wait};
 use core::ffi::c_int;
 use core::mem::MaybeUninit;
 use core::sync::atomic::Ordering::*;
@@ -354,7 +354,7 @@ pub(super) fn sort(
             hear_listener(inner, index, out);
         } else if index == DOORBELL {
             stats::count(Counter::Wakeups);
-            wait::hear_failure(ev.events);
+            engines::hear_failure(ev.events);
             inner.woken |= !slept;
             come_in(e, inner);
             if slept && events.len() > 1 {

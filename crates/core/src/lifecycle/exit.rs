@@ -2,7 +2,7 @@
 
 use crate::agent::{self, Ending};
 use crate::fd_table::{self, Entry};
-use crate::{adoption, io, process, rdma_thread, trace, utcp_device};
+use crate::{adoption, engines, io, process, trace};
 use netacc_control::stats::Reason;
 
 /// How long the end of a process, or its exec, may be held up by peers that are slow to read what
@@ -55,7 +55,7 @@ fn leave_local_peers() {
 /// The process forks and ends, and its child goes on with its connections: those that only it can
 /// serve go back to the kernel.
 pub(crate) fn before_daemon() {
-    if !process::started() || !has_agents() {
+    if !process::started() || !engines::are_running() {
         return;
     }
     fd_table::for_each(|fd, entry| {
@@ -75,16 +75,11 @@ pub(crate) fn before_end() {
     }
 }
 
-/// Whether this process may have connections that only an agent of its own takes back.
-fn has_agents() -> bool {
-    rdma_thread::is_running() || utcp_device::is_running()
-}
-
 /// Bytes that a peer on another host may not have yet go over the carriers. True: of connections
 /// that forked children have, too. `for_good`: as in [`Ending`].
 pub(super) fn begin_to_leave_hosts(for_good: bool) -> bool {
     let mut shared = false;
-    if has_agents() {
+    if engines::are_running() {
         // First: what is a candidate now stays one.
         process::is_about_to_end((!for_good).then_some(2 * EXIT_NS));
         fd_table::for_each(|_, entry| {
