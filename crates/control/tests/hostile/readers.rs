@@ -1,0 +1,74 @@
+//! What a process or a file can feed the tools, through every reader of this crate: for a test of a
+//! bounded number of inputs (`../hostile.rs`) and for cargo-fuzz (`/fuzz`).
+
+use netacc_control::config::{Answer, Request, parse_rendered, rendered_rules};
+use netacc_control::stats::{CONNS_OFFSET, Connection, Snapshot};
+use netacc_control::trace::{Head, RingText};
+
+/// Which reader an input is for.
+pub const READERS: usize = 3;
+
+/// Its first byte says which reader it is for; the rest is for that one.
+pub fn read(input: &[u8]) {
+    match input.split_first() {
+        Some((0, rest)) => segment(rest),
+        Some((1, rest)) => trace(rest),
+        Some((_, rest)) => text(&String::from_utf8_lossy(rest)),
+        None => {}
+    }
+}
+
+/// A segment of statistics: the header, and the records behind it.
+fn segment(bytes: &[u8]) {
+    let Ok(header) = Snapshot::read(bytes) else { return };
+    let there = bytes.get(CONNS_OFFSET..).unwrap_or(&[]);
+    let records = there.get(..header.conns_bytes()).unwrap_or(there);
+    let open: Vec<Connection> = Connection::read_all(records).collect();
+    let ended = header.bytes(&[]);
+    for (ended, all) in ended.iter().zip(header.bytes(&open)) {
+        assert!(ended.0 <= all.0 && ended.1 <= all.1, "sums do not run over");
+    }
+    let ended = header.messages(&[]);
+    let all = header.messages(&open);
+    assert!(ended.0 <= all.0 && ended.1 <= all.1, "sums do not run over");
+    for (used, size) in open.iter().flat_map(|c| [c.tx_ring(), c.rx_ring()]).flatten() {
+        assert!(used <= size, "no ring holds more than it has");
+    }
+    let _ = (header.is_changing(), Answer::of(header.answer, header.answer >> 8));
+    text(&header.config);
+}
+
+/// The file of a trace, of which what is behind a ring is what it says when it is read again.
+fn trace(bytes: &[u8]) {
+    let Ok(head) = Head::read(bytes) else { return };
+    let mut rest = bytes.get(head.rings_at..).unwrap_or(&[]);
+    while rest.len() >= head.ring_bytes {
+        let (ring, behind) = rest.split_at(head.ring_bytes);
+        for again in [None, Some(behind)] {
+            let Some(ring) = RingText::read(&head, ring, again) else { continue };
+            let room = head.ring_bytes / netacc_control::trace::EVENT_BYTES;
+            assert!(ring.events.len() <= room, "no more than it has room for");
+            assert!(ring.events.is_sorted_by(|a, b| a.0 < b.0), "each event once, in order");
+            for (index, number, ns, what) in &ring.events {
+                assert!(*index < ring.recorded);
+                let _ = (head.table.meaning(*number, *what), head.unix_ns(*ns));
+            }
+        }
+        rest = behind;
+    }
+}
+
+/// The configuration that a process shows, and a request to one.
+fn text(text: &str) {
+    for (name, value, origin) in parse_rendered(text) {
+        assert!([name, value, origin].iter().all(|part| part.len() <= text.len()));
+    }
+    let _ = rendered_rules(text);
+    for line in text.lines() {
+        if let Some(request) = Request::parse(line)
+            && let Some(said) = request.line()
+        {
+            assert_eq!(Request::parse(said.trim_end_matches('\n')), Some(request), "one meaning");
+        }
+    }
+}
