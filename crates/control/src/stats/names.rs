@@ -122,8 +122,8 @@ reasons! {
         "Shared memory serves connections within one host, RDMA those whose addresses belong to RDMA devices at both ends.";
     PeerWithoutLibrary "peer-without-library" "No process with the library has asked for this connection as its peer.",
         "Start the peer with netacc_run as well, with acceleration turned on and no rule of netacc.conf that keeps the connection on TCP. The search goes on as long as the connection is used.";
-    ListenerWithoutLibrary "listener-without-library" "No process with the library is known to accept connections at the peer's port.",
-        "Start the server with netacc_run as well. The search goes on as long as the connection is used.";
+    ListenerWithoutLibrary "listener-without-library" "No process with the library, and with acceleration turned on, is known to accept connections at the peer's port.",
+        "Start the server with netacc_run as well. If it was, look whether acceleration is turned on there (netacc cfg get NACC_ENABLE_RDMA_DEFAULT): connections that were made while it was off are found some seconds after it is on again. The search goes on as long as the connection is used.";
     DisabledByConfig "disabled-by-config" "The configuration turns acceleration off, or has done so since the connection was made.",
         "Set NACC_ENABLE_RDMA_DEFAULT=1, or, if it was changed while the program runs (netacc cfg get), netacc cfg set NACC_ENABLE_RDMA_DEFAULT 1.";
     SampledOut "sampled-out" "NACC_CONNECT_RDMA_PERCENT left this connection on TCP.",
