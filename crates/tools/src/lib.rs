@@ -24,4 +24,6 @@ pub mod raw;
 pub mod segment;
 pub mod selection;
 pub mod show;
+mod table;
+pub mod terminal;
 pub mod trace;

@@ -3,9 +3,11 @@
 use crate::segment::Process;
 use crate::selection::{Selection, sum};
 use crate::show::{
-    Section, Table, View, accelerated_total, address, bytes_by_path, connections_total, one_line,
+    Section, View, accelerated_total, address, bytes_by_path, connections_total, one_line,
     path_name, reason_name, share, size, title, way,
 };
+use crate::table::Table;
+use crate::terminal;
 use netacc_control::stats::{Connection, Counter, Path};
 use serde_json::{Map, Value, json};
 use std::collections::HashMap;
@@ -130,14 +132,15 @@ impl Change<'_> {
 /// The change as tables; sections that have no rates are shown as they are.
 pub fn text(change: &Change<'_>, view: &View<'_>) -> String {
     let part = |section: &Section| match section {
-        Section::Counts => counts_text(change),
-        Section::Sockets => sockets_text(change, view.selection),
+        Section::Counts => counts_text(change, view),
+        Section::Sockets => sockets_text(change, view),
         other => crate::show::section_text(change.after, *other, view),
     };
-    view.sections.iter().map(part).collect::<Vec<_>>().join("\n")
+    let all = view.sections.iter().map(part).collect::<Vec<_>>().join("\n");
+    terminal::fold(all, view.fits())
 }
 
-fn counts_text(change: &Change<'_>) -> String {
+fn counts_text(change: &Change<'_>, view: &View<'_>) -> String {
     let seconds = change.time.as_secs_f64();
     let accelerated =
         accelerated_total(change.after).saturating_sub(accelerated_total(change.before));
@@ -159,24 +162,24 @@ fn counts_text(change: &Change<'_>) -> String {
             change.bytes_per_s(rx),
         ]);
     }
-    out += &paths.render();
+    out += &paths.render(view.fits());
     let mut table = Table::new(&["Reason", ">Connections", ">Change"]);
     for (code, count, difference) in change.reasons() {
         table.row([reason_name(code), count.to_string(), format!("{difference:+}")]);
     }
-    out += &table.render_behind();
+    out += &table.render_behind(view.fits());
     let mut table = Table::new(&["Counter", ">Change", ">Per-Second"]);
     for (counter, difference) in change.counters() {
         let per_s = change.per_s(difference);
         table.row([counter.name().to_owned(), format!("+{difference}"), per_s]);
     }
-    out + &table.render_behind()
+    out + &table.render_behind(view.fits())
 }
 
-fn sockets_text(change: &Change<'_>, selection: &Selection) -> String {
+fn sockets_text(change: &Change<'_>, view: &View<'_>) -> String {
     let mut table = Table::new(&[">Fd", "Local", "Peer", "Path", "Reason", ">Sent", ">Received"]);
     let connections = change.connections();
-    let shown = selection.of(&connections);
+    let shown = view.selection.of(&connections);
     for connection in &shown {
         table.row([
             connection.fd.to_string(),
@@ -190,7 +193,7 @@ fn sockets_text(change: &Change<'_>, selection: &Selection) -> String {
     }
     let (time, count, all) = (change.time.as_secs_f64(), shown.len(), connections.len());
     let head = format!("in {time:.1} s, {count} of {all} open connections");
-    format!("{}: {head}\n\n{}", title(change.after), table.render())
+    format!("{}: {head}\n\n{}", title(change.after), table.render(view.fits()))
 }
 
 /// The change as one object.
@@ -257,7 +260,7 @@ fn sockets_json(change: &Change<'_>, selection: &Selection) -> Value {
 }
 
 /// Several processes, a line each.
-pub fn processes_text(changes: &[Change<'_>]) -> String {
+pub fn processes_text(changes: &[Change<'_>], columns: Option<usize>) -> String {
     let mut table =
         Table::new(&[">Pid", "Program", ">Open", ">New/s", ">Sent", ">Received", ">Share"]);
     for change in changes {
@@ -275,5 +278,5 @@ pub fn processes_text(changes: &[Change<'_>]) -> String {
             share(change.after).unwrap_or_else(|| String::from("-")),
         ]);
     }
-    table.render()
+    table.render(columns)
 }

@@ -4,6 +4,8 @@ use crate::memory::{self, Mappings};
 use crate::processes::Found;
 use crate::segment::Process;
 use crate::selection::{Selection, sum};
+use crate::table::Table;
+use crate::terminal::{self, COLUMNS};
 use netacc_control::config::parse_rendered;
 use netacc_control::stats::{
     Channel, ChannelState, Connection, Counter, Path, REASON_SLOTS, Reason,
@@ -64,8 +66,10 @@ impl Section {
 pub struct View<'a> {
     /// In this order.
     pub sections: &'a [Section],
-    /// Every detail, for a wide terminal; otherwise 80 columns.
+    /// Every detail, however wide that is.
     pub is_wide: bool,
+    /// Of the terminal ([`terminal::columns`]); it does not count where every detail is shown.
+    pub columns: Option<usize>,
     /// Of the connections.
     pub selection: &'a Selection,
 }
@@ -81,11 +85,18 @@ pub fn json(process: &Process, view: &View<'_>) -> Value {
     }
 }
 
-/// The statistics as tables, for a terminal of 80 columns or, with every detail, a wide one.
+impl View<'_> {
+    /// The columns that text has to fit.
+    pub(crate) fn fits(&self) -> Option<usize> {
+        self.columns.filter(|_| !self.is_wide)
+    }
+}
+
+/// The statistics as tables, for that terminal.
 pub fn text(process: &Process, view: &View<'_>) -> String {
     let part = |s: &Section| section_text(process, *s, view);
     let parts: Vec<String> = view.sections.iter().map(part).collect();
-    parts.join("\n")
+    terminal::fold(parts.join("\n"), view.fits())
 }
 
 pub(crate) fn section_json(process: &Process, section: Section, view: &View<'_>) -> Value {
@@ -106,12 +117,12 @@ pub(crate) fn section_json(process: &Process, section: Section, view: &View<'_>)
 
 pub(crate) fn section_text(process: &Process, section: Section, view: &View<'_>) -> String {
     match section {
-        Section::Counts => counts_text(process, view.is_wide),
+        Section::Counts => counts_text(process, view),
         Section::Sockets if view.is_wide => sockets_text(process, view),
         Section::Sockets => short_sockets_text(process, view),
         Section::Config => config_text(process),
-        Section::Channels => channels_text(process),
-        Section::Memory => memory_text(process),
+        Section::Channels => channels_text(process, view),
+        Section::Memory => memory_text(process, view),
     }
 }
 
@@ -223,7 +234,7 @@ fn mappings_json(process: &Process) -> Vec<Value> {
     mappings(process).iter().map(mapping).collect()
 }
 
-fn counts_text(process: &Process, is_wide: bool) -> String {
+fn counts_text(process: &Process, view: &View<'_>) -> String {
     let header = &process.header;
     let total = connections_total(process);
     let accelerated = accelerated_total(process);
@@ -243,28 +254,25 @@ fn counts_text(process: &Process, is_wide: bool) -> String {
             rx.to_string(),
         ]);
     }
-    out += &paths.render();
+    out += &paths.render(view.fits());
     let (tx, rx) = header.messages(&process.connections);
     let _ = writeln!(out, "\nMessages: {tx} sent, {rx} received");
 
     out.push('\n');
-    out += &reasons_text(process, is_wide);
+    out += &reasons_text(process, view);
 
     let mut hidden = 0;
     for (heading, is_rdma) in [("Counter", false), ("RDMA counter", true)] {
         let mut table = Table::new(&[heading, ">Value"]);
         let counters = Counter::ALL.iter().zip(header.counters);
         for (counter, value) in counters.filter(|(counter, _)| counter.is_rdma() == is_rdma) {
-            if value == 0 && !is_wide {
+            if value == 0 && !view.is_wide {
                 hidden += 1;
             } else {
                 table.row([counter.name().to_owned(), value.to_string()]);
             }
         }
-        if !table.rows.is_empty() {
-            out.push('\n');
-            out += &table.render();
-        }
+        out += &table.render_behind(view.fits());
     }
     if hidden > 0 {
         let _ = writeln!(out, "\n{hidden} more counters are 0: --wide shows them");
@@ -272,47 +280,17 @@ fn counts_text(process: &Process, is_wide: bool) -> String {
     out
 }
 
-/// Open connections and all there have been, by reason, with its meaning: in 80 columns, or in one
-/// line.
-fn reasons_text(process: &Process, is_wide: bool) -> String {
-    let all: Vec<[String; 4]> = reasons(process)
-        .map(|(code, open, total)| {
-            let meaning = Reason::from_code(code).map_or("", Reason::explanation);
-            [reason_name(code), open.to_string(), total.to_string(), meaning.to_owned()]
-        })
-        .collect();
-    let headings = ["Reason", "Open", "Total"];
-    let width = |column: usize| {
-        let cells = all.iter().map(|row| row[column].len());
-        cells.chain([headings[column].len()]).max().unwrap_or(0) + 2
-    };
-    let left = if is_wide { usize::MAX } else { 80 - (width(0) + width(1) + width(2)).min(60) };
+/// Open connections and all there have been, by reason, with its meaning.
+fn reasons_text(process: &Process, view: &View<'_>) -> String {
     let mut table = Table::new(&["Reason", ">Open", ">Total", "Meaning"]);
-    for [name, open, total, meaning] in &all {
-        let mut lines = wrapped(meaning, left).into_iter();
-        let first = lines.next().unwrap_or_default();
-        table.row([name.clone(), open.clone(), total.clone(), first]);
-        lines.for_each(|line| table.row([String::new(), String::new(), String::new(), line]));
+    for (code, open, total) in reasons(process) {
+        let meaning = Reason::from_code(code).map_or("", Reason::explanation);
+        table.row([reason_name(code), open.to_string(), total.to_string(), meaning.to_owned()]);
     }
-    table.render()
+    table.render(if view.is_wide { None } else { view.columns.or(Some(COLUMNS)) })
 }
 
-/// Its words in lines of at most so many columns.
-fn wrapped(text: &str, columns: usize) -> Vec<String> {
-    let mut lines: Vec<String> = Vec::new();
-    for word in text.split(' ') {
-        match lines.last_mut() {
-            Some(line) if line.len() + 1 + word.len() <= columns => {
-                line.push(' ');
-                line.push_str(word);
-            }
-            _ => lines.push(word.to_owned()),
-        }
-    }
-    lines
-}
-
-/// In 80 columns, where addresses are IPv4's.
+/// What most look for first.
 fn short_sockets_text(process: &Process, view: &View<'_>) -> String {
     let mut table = Table::new(&[">Fd", "Local", "Peer", "Path", "Reason", ">Sent", ">Received"]);
     let shown = view.selection.of(&process.connections);
@@ -327,7 +305,7 @@ fn short_sockets_text(process: &Process, view: &View<'_>) -> String {
             size(sum(&connection.rx_bytes)),
         ]);
     }
-    format!("{}\n\n{}", open_connections(process, view, shown.len()), table.render())
+    format!("{}\n\n{}", open_connections(process, view, shown.len()), table.render(view.fits()))
 }
 
 fn open_connections(process: &Process, view: &View<'_>, shown: usize) -> String {
@@ -392,7 +370,7 @@ fn sockets_text(process: &Process, view: &View<'_>) -> String {
             if opened.is_zero() { String::from("-") } else { age(now.saturating_sub(opened)) },
         ]);
     }
-    format!("{}\n\n{}", open_connections(process, view, shown.len()), table.render())
+    format!("{}\n\n{}", open_connections(process, view, shown.len()), table.render(view.fits()))
 }
 
 /// How full the ring is that is known, and how large.
@@ -409,7 +387,7 @@ fn config_text(process: &Process) -> String {
     format!("{}: configuration in effect\n\n{config}", title(process))
 }
 
-fn channels_text(process: &Process) -> String {
+fn channels_text(process: &Process, view: &View<'_>) -> String {
     let mut table = Table::new(&[
         "Path",
         "Peer",
@@ -435,7 +413,7 @@ fn channels_text(process: &Process) -> String {
         ]);
     }
     let count = process.header.channels.len();
-    format!("{}: {count} channels\n\n{}", title(process), table.render())
+    format!("{}: {count} channels\n\n{}", title(process), table.render(view.fits()))
 }
 
 /// What the library has mapped in a process; nothing where it has ended.
@@ -443,7 +421,7 @@ fn mappings(process: &Process) -> Vec<Mappings> {
     memory::with_locked(process.pid).unwrap_or_default()
 }
 
-fn memory_text(process: &Process) -> String {
+fn memory_text(process: &Process, view: &View<'_>) -> String {
     let mappings = mappings(process);
     let sum = |of: fn(&Mappings) -> u64| {
         size(mappings.iter().fold(0, |sum: u64, m| sum.saturating_add(of(m))))
@@ -466,7 +444,7 @@ fn memory_text(process: &Process) -> String {
             size(m.locked),
         ]);
     }
-    out += &table.render();
+    out += &table.render(view.fits());
     let mut table = Table::new(&["Path", "Peer", ">Peer-Pid", "State", ">Reserved"]);
     for channel in &process.header.channels {
         table.row([
@@ -478,7 +456,7 @@ fn memory_text(process: &Process) -> String {
         ]);
     }
     out.push('\n');
-    out + &table.render()
+    out + &table.render(view.fits())
 }
 
 /// Bytes for people, in binary units.
@@ -526,8 +504,9 @@ pub fn processes_json(found: &[Found]) -> Value {
     Value::Array(found.iter().map(row).collect())
 }
 
-/// The processes that have the library, as a table; what is odd about one stands below it.
-pub fn processes_text(found: &[Found]) -> String {
+/// The processes that have the library, as a table for a terminal of so many columns
+/// ([`terminal::columns`]); what is odd about one stands below it.
+pub fn processes_text(found: &[Found], columns: Option<usize>) -> String {
     let mut table = Table::new(&[
         ">Pid", "Program", ">Uid", "Library", ">Uptime", ">Tcp", ">Shm", ">Rdma", ">Total",
         ">Share",
@@ -568,11 +547,11 @@ pub fn processes_text(found: &[Found]) -> String {
             );
         }
     }
-    let mut out = table.render();
+    let mut out = table.render(columns);
     if !notes.is_empty() {
         out = out + "\n" + &notes;
     }
-    out
+    terminal::fold(out, columns)
 }
 
 pub(crate) fn version([major, minor, patch]: [u16; 3]) -> String {
@@ -678,55 +657,4 @@ pub(crate) fn printable(text: &str) -> String {
 /// The same in one line: a name may have line feeds.
 pub(crate) fn one_line(text: &str) -> String {
     printable(text).replace('\n', "?")
-}
-
-/// Columns as wide as their widest cell. A heading that starts with `>` is aligned to the right.
-#[derive(Debug)]
-pub(crate) struct Table {
-    headings: Vec<String>,
-    right: Vec<bool>,
-    rows: Vec<Vec<String>>,
-}
-
-impl Table {
-    pub(crate) fn new(headings: &[&str]) -> Table {
-        Table {
-            headings: headings.iter().map(|text| text.trim_start_matches('>').to_owned()).collect(),
-            right: headings.iter().map(|text| text.starts_with('>')).collect(),
-            rows: Vec::new(),
-        }
-    }
-
-    pub(crate) fn row<const N: usize>(&mut self, cells: [String; N]) {
-        self.rows.push(cells.into());
-    }
-
-    /// Behind an empty line; nothing where it has no rows.
-    pub(crate) fn render_behind(&self) -> String {
-        if self.rows.is_empty() { String::new() } else { format!("\n{}", self.render()) }
-    }
-
-    pub(crate) fn render(&self) -> String {
-        let lines = || std::iter::once(&self.headings).chain(&self.rows);
-        let mut widths = vec![0; self.headings.len()];
-        for line in lines() {
-            for (width, cell) in widths.iter_mut().zip(line) {
-                *width = cell.chars().count().max(*width);
-            }
-        }
-        let mut out = String::new();
-        for line in lines() {
-            let mut text = String::new();
-            for ((cell, width), right) in line.iter().zip(&widths).zip(&self.right) {
-                let _ = if *right {
-                    write!(text, "{cell:>width$}  ")
-                } else {
-                    write!(text, "{cell:<width$}  ")
-                };
-            }
-            out.push_str(text.trim_end());
-            out.push('\n');
-        }
-        out
-    }
 }

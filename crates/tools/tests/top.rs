@@ -11,10 +11,10 @@ use support::top::Top;
 
 #[test]
 fn it_draws_itself_and_leaves_the_terminal_as_it_was() {
-    for columns in [40, 80, 132, 200] {
+    for columns in [40, 60, 80, 120, 132, 200] {
         let mut top = Top::new(columns, &["-d", "0.1"]);
         top.shows(&["Program", "qquits"]);
-        assert_eq!(top.text().contains("Container"), columns >= 132, "{columns}: {}", top.text());
+        assert_eq!(top.text().contains("Container"), columns >= 120, "{columns}: {}", top.text());
         top.press("j s");
         top.shows(&["PAUSED"][..usize::from(columns > 80)]);
         top.press("q");

@@ -6,7 +6,9 @@ use crate::launch::{self, Environment};
 use crate::live::{self, Failure};
 use crate::processes::{self, Found, Looks, Unknown};
 use crate::segment::SegmentError;
-use crate::show::{Table, printable};
+use crate::show::printable;
+use crate::table::Table;
+use crate::terminal;
 use clap::ArgMatches;
 use netacc_control::config::{Config, DEFAULT_FILE, Key, RULES, TakesEffect, rendered_rules};
 use serde_json::{Value, json};
@@ -101,17 +103,19 @@ impl Parameters {
         }
     }
 
-    fn text(&self) -> String {
+    fn text(&self, columns: Option<usize>) -> String {
         let mut table = Table::new(&["Parameter", "Value", "Origin", "A change takes effect"]);
         for p in &self.all {
             let value = if p.value.is_empty() { "\"\"".to_owned() } else { printable(&p.value) };
             let when = p.takes_effect().map_or("-", TakesEffect::word);
             table.row([printable(&p.name), value, printable(&p.origin), when.to_owned()]);
         }
-        match &self.process {
-            Some((pid, name)) => format!("{} ({pid})\n\n{}", printable(name), table.render()),
-            None => table.render(),
-        }
+        let table = table.render(columns);
+        let text = match &self.process {
+            Some((pid, name)) => format!("{} ({pid})\n\n{table}", printable(name)),
+            None => table,
+        };
+        terminal::fold(text, columns)
     }
 }
 
@@ -172,7 +176,8 @@ fn read(matches: &ArgMatches, names: &[Key]) -> Result<(Vec<Parameters>, c_int),
 /// One object for what is here; a list for processes.
 fn shown(matches: &ArgMatches, all: &[Parameters]) -> String {
     if !matches.get_flag("json") {
-        let all: Vec<String> = all.iter().map(Parameters::text).collect();
+        let columns = terminal::columns();
+        let all: Vec<String> = all.iter().map(|one| one.text(columns)).collect();
         return all.join("\n");
     }
     let json: Vec<Value> = all.iter().map(Parameters::json).collect();
@@ -274,7 +279,7 @@ fn set(matches: &ArgMatches) -> c_int {
             Err(failure) => complain(format_args!("{}: {failure}", outcome.pid)),
         }
     }
-    print(TOOL, &text).max(status)
+    print(TOOL, &terminal::fold(text, terminal::columns())).max(status)
 }
 
 /// How long a process is waited for.
@@ -375,7 +380,7 @@ fn reload(matches: &ArgMatches) -> c_int {
             Err(problem) => complain(format_args!("{pid}: {problem}")),
         }
     }
-    print(TOOL, &text).max(status)
+    print(TOOL, &terminal::fold(text, terminal::columns())).max(status)
 }
 
 fn reload_in(pid: u32, limit: Duration) -> Reloaded {

@@ -17,6 +17,7 @@ mod rdma;
 mod rules;
 
 use super::{STATUS_FAILED, STATUS_USAGE, print};
+use crate::terminal;
 use clap::ArgMatches;
 use finding::{Findings, Level};
 use std::ffi::{OsStr, OsString, c_int};
@@ -66,7 +67,7 @@ pub fn main(matches: &ArgMatches) -> c_int {
     let said = if is_json {
         format!("{:#}\n", findings.json(kind, &name))
     } else {
-        findings.text(kind, &name)
+        findings.text(kind, &name, terminal::columns())
     };
     match (print("netacc doctor", &said), findings.worst()) {
         (0, _) if findings.is_blind => STATUS_USAGE,

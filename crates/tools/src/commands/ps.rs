@@ -2,7 +2,7 @@
 
 use super::{print, ss};
 use crate::processes::Looks;
-use crate::show;
+use crate::{show, terminal};
 use clap::ArgMatches;
 use std::ffi::c_int;
 use std::io::{self, Write};
@@ -22,7 +22,7 @@ pub fn show(tool: &str, is_json: bool) -> c_int {
     if is_json {
         return print(tool, &format!("{:#}\n", show::processes_json(&found)));
     }
-    let status = print(tool, &show::processes_text(&found));
+    let status = print(tool, &show::processes_text(&found, terminal::columns()));
     if not_permitted > 0 && !rustix::process::geteuid().is_root() {
         let _ = writeln!(
             io::stderr(),

@@ -7,7 +7,7 @@ use crate::rates::{self, Change};
 use crate::segment::Process;
 use crate::selection::{Network, Order, Selection};
 use crate::show::{Section, View};
-use crate::{options, show};
+use crate::{options, show, terminal};
 use clap::ArgMatches;
 use clap::parser::ValueSource;
 use netacc_control::stats::{Path, Reason};
@@ -34,8 +34,12 @@ pub fn main(matches: &ArgMatches) -> c_int {
     let words: Vec<String> = words("option-pid").chain(words("pid")).collect();
     let selection = selection(matches);
     let sections = sections(matches, &selection);
-    let view =
-        View { sections: &sections, is_wide: matches.get_flag("wide"), selection: &selection };
+    let view = View {
+        sections: &sections,
+        is_wide: matches.get_flag("wide"),
+        columns: terminal::columns(),
+        selection: &selection,
+    };
     let is_json = matches.get_flag("json");
     match pause(matches) {
         Some(pause) => {
@@ -61,7 +65,12 @@ pub(super) fn pause(matches: &ArgMatches) -> Option<Duration> {
 /// `netacc ps -w …`.
 pub(super) fn watch_all(matches: &ArgMatches, pause: Duration, is_json: bool) -> c_int {
     let (selection, times) = (Selection::default(), matches.get_one::<u32>("times").copied());
-    let view = View { sections: &[Section::Counts], is_wide: false, selection: &selection };
+    let view = View {
+        sections: &[Section::Counts],
+        is_wide: false,
+        columns: terminal::columns(),
+        selection: &selection,
+    };
     Watch { words: &[], pause, times, is_json, view: &view }.run()
 }
 
@@ -162,7 +171,10 @@ impl Watch<'_> {
                 return STATUS_FAILED;
             }
             if let Some((then, before)) = &before {
-                let status = print(TOOL, &self.changes(before, &after, now - *then));
+                // (Windows change their size.)
+                let view = View { columns: terminal::columns(), ..*self.view };
+                let change = self.changes(&view, before, &after, now - *then);
+                let status = print(TOOL, &change);
                 shown += 1;
                 if status != 0 || self.times == Some(shown) {
                     return status;
@@ -188,7 +200,13 @@ impl Watch<'_> {
         }
     }
 
-    fn changes(&self, before: &[Process], after: &[Process], time: Duration) -> String {
+    fn changes(
+        &self,
+        view: &View<'_>,
+        before: &[Process],
+        after: &[Process],
+        time: Duration,
+    ) -> String {
         let found = after.iter().filter_map(|after| {
             let before = before.iter().find(|before| before.pid == after.pid)?;
             let change = Change { before, after, time };
@@ -196,11 +214,11 @@ impl Watch<'_> {
         });
         let found: Vec<Change<'_>> = found.collect();
         if !self.is_json && self.words.is_empty() {
-            return rates::processes_text(&found) + "\n";
+            return rates::processes_text(&found, view.fits()) + "\n";
         }
         let text = |change: &Change<'_>| match self.is_json {
-            true => format!("{}\n", rates::json(change, self.view)),
-            false => rates::text(change, self.view) + "\n",
+            true => format!("{}\n", rates::json(change, view)),
+            false => rates::text(change, view) + "\n",
         };
         found.iter().map(text).collect()
     }

@@ -3,6 +3,7 @@
 use super::{STATUS_FAILED, STATUS_USAGE, print, say};
 use crate::selection::Network;
 use crate::show::one_line;
+use crate::terminal;
 use crate::trace::{self, Trace, Wanted};
 use clap::ArgMatches;
 use rustix::time::{ClockId, clock_gettime};
@@ -39,7 +40,7 @@ fn list(matches: &ArgMatches) -> c_int {
         TOOL,
         &match matches.get_flag("json") {
             true => format!("{:#}\n", text::list_json(&traces)),
-            false => text::list(&traces),
+            false => text::list(&traces, terminal::columns()),
         },
     )
 }
@@ -108,7 +109,7 @@ fn show(matches: &ArgMatches) -> c_int {
         TOOL,
         &match is_json {
             true => format!("{:#}\n", text::json(&traces, &wanted)),
-            false => text::text(&traces, &wanted),
+            false => terminal::fold(text::text(&traces, &wanted), terminal::columns()),
         },
     )
 }
@@ -149,6 +150,7 @@ fn follow(mut traces: Vec<Trace>, wanted: &Wanted, is_json: bool) -> c_int {
         }
         lines.sort();
         let text: String = lines.into_iter().map(|(_, line)| line).collect();
+        let text = if is_json { text } else { terminal::fold(text, terminal::columns()) };
         if let Err(status) = say(TOOL, &text) {
             return status;
         }
@@ -182,7 +184,7 @@ fn histogram(matches: &ArgMatches) -> c_int {
         TOOL,
         &match matches.get_flag("json") {
             true => format!("{:#}\n", histogram::json(&all)),
-            false => histogram::text(&all),
+            false => histogram::text(&all, terminal::columns()),
         },
     )
 }

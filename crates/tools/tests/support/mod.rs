@@ -1,7 +1,10 @@
 //! Scratch directories and small programs for the tests.
 #![allow(dead_code, reason = "each test binary uses a part of it")]
 
+pub mod segment;
+pub mod terminal;
 pub mod top;
+pub mod trace;
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt;

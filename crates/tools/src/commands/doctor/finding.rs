@@ -1,11 +1,12 @@
 //! What was found, and how it is said.
 
+use crate::terminal::{self, COLUMNS};
 use serde_json::{Value, json};
 use std::fmt::Write as _;
 use std::sync::mpsc::Sender;
 
-/// Columns of a terminal.
-const WIDTH: usize = 80;
+/// Lines that are longer are hard to read.
+const WIDTH_MAX: usize = 100;
 /// Where the text begins, behind the level.
 const INDENT: usize = 9;
 
@@ -151,15 +152,19 @@ impl Findings {
         })
     }
 
-    /// For people, in 80 columns.
-    pub fn text(&self, kind: &str, name: &str) -> String {
+    /// For people, in so many columns, if that is known ([`terminal::columns`]).
+    pub fn text(&self, kind: &str, name: &str, columns: Option<usize>) -> String {
         let mut out = String::new();
-        paragraph(&mut out, "", 0, &format!("{} {name}", capital(kind)));
+        let width = columns.unwrap_or(COLUMNS).min(WIDTH_MAX);
+        let mut paragraph = |heading: &str, indent, text: &str| {
+            out += &paragraph(width, heading, indent, text);
+        };
+        paragraph("", 0, &format!("{} {name}", capital(kind)));
         for finding in &self.list {
             let text = format!("{}: {}", finding.check, finding.found);
-            paragraph(&mut out, finding.level.name(), INDENT, &text);
+            paragraph(finding.level.name(), INDENT, &text);
             if !finding.remedy.is_empty() {
-                paragraph(&mut out, "", INDENT, &format!("-> {}", finding.remedy));
+                paragraph("", INDENT, &format!("-> {}", finding.remedy));
             }
         }
         let (problems, notes) = (self.problems(), self.count(Level::Note));
@@ -171,7 +176,7 @@ impl Findings {
         };
         let plural = if notes == 1 { "note" } else { "notes" };
         let _ = writeln!(out, "\n{said} ({notes} {plural})");
-        out
+        terminal::fold(out, columns)
     }
 }
 
@@ -183,12 +188,13 @@ fn capital(word: &str) -> String {
 
 /// Words in lines; only a word that is longer than a line, such as a path, stands out. What comes
 /// from others must not drive the terminal.
-fn paragraph(out: &mut String, heading: &str, indent: usize, text: &str) {
+fn paragraph(width: usize, heading: &str, indent: usize, text: &str) -> String {
+    let mut out = String::new();
     let text: String = text.chars().map(|c| if c.is_control() { ' ' } else { c }).collect();
     let mut line = format!("{heading:<indent$}");
     let mut is_first = true;
     for word in text.split(' ').filter(|word| !word.is_empty()) {
-        if !is_first && line.chars().count() + 1 + word.chars().count() > WIDTH {
+        if !is_first && line.chars().count() + 1 + word.chars().count() > width {
             let _ = writeln!(out, "{line}");
             line = " ".repeat(indent);
             is_first = true;
@@ -200,6 +206,7 @@ fn paragraph(out: &mut String, heading: &str, indent: usize, text: &str) {
         is_first = false;
     }
     let _ = writeln!(out, "{}", line.trim_end());
+    out
 }
 
 #[cfg(test)]
@@ -211,8 +218,8 @@ mod tests {
         let mut findings = Findings::default();
         findings.ok("kernel", "a ".repeat(200));
         findings.note("name", "evil\x1b[2J\nname", format!("rm {}", "x".repeat(90)));
-        let text = findings.text("process", "17");
-        let long: Vec<&str> = text.lines().filter(|line| line.chars().count() > WIDTH).collect();
+        let text = findings.text("process", "17", None);
+        let long: Vec<&str> = text.lines().filter(|line| line.chars().count() > COLUMNS).collect();
         assert!(matches!(long.as_slice(), [one] if one.trim() == "x".repeat(90)), "{text}");
         assert!(text.lines().all(|line| !line.chars().any(char::is_control)), "{text}");
         assert!(text.ends_with("\nNothing is in the way. (1 note)\n"), "{text}");

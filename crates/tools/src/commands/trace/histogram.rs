@@ -2,7 +2,8 @@
 
 use super::chrome::slept;
 use super::text::{Said, gaps, is_whole, said};
-use crate::show::Table;
+use crate::table::Table;
+use crate::terminal;
 use crate::trace::{Trace, Wanted};
 use netacc_control::trace::RingText;
 use serde_json::{Value, json};
@@ -99,8 +100,9 @@ impl Times {
 }
 
 /// As tables.
-pub(super) fn text(all: &[Times]) -> String {
-    const BAR: usize = 40;
+pub(super) fn text(all: &[Times], columns: Option<usize>) -> String {
+    // (Beside two columns of numbers.)
+    let most_bar = columns.map_or(40, |columns| columns.saturating_sub(32).clamp(8, 40));
     let mut out = String::new();
     for times in all {
         let [median, p99, max] = [500, 990, 1000].map(|of| times.quantile(of).unwrap_or(0));
@@ -113,15 +115,15 @@ pub(super) fn text(all: &[Times]) -> String {
         let most = buckets.iter().map(|(_, count)| *count).max().unwrap_or(1);
         let mut table = Table::new(&["UP TO ns", "TIMES", ""]);
         for (up_to, count) in &buckets {
-            let bar = "#".repeat((count * BAR).div_ceil(most));
+            let bar = "#".repeat((count * most_bar).div_ceil(most));
             table.row([up_to.to_string(), count.to_string(), bar]);
         }
         if !buckets.is_empty() {
-            out += &table.render();
+            out += &table.render(columns);
         }
         out.push('\n');
     }
-    out
+    terminal::fold(out, columns)
 }
 
 /// As JSON.

@@ -1,13 +1,14 @@
 //! Traces as tables, lines and JSON.
 
-use crate::show::{Table, address, one_line, size};
+use crate::show::{address, one_line, size};
+use crate::table::Table;
 use crate::trace::{Trace, Wanted};
 use netacc_control::trace::{Meaning, RingText, State};
 use serde_json::{Map, Value, json};
 use std::fmt::Write as _;
 
 /// `netacc trace list`.
-pub(super) fn list(traces: &[Trace]) -> String {
+pub(super) fn list(traces: &[Trace], columns: Option<usize>) -> String {
     let mut table =
         Table::new(&["PID", "UID", "PROGRAM", "STATE", "CONNECTIONS", "MISSED", "MEMORY", "TRACE"]);
     for trace in traces {
@@ -24,7 +25,7 @@ pub(super) fn list(traces: &[Trace]) -> String {
     }
     match traces {
         [] => "no traces\n".to_owned(),
-        _ => table.render(),
+        _ => table.render(columns),
     }
 }
 

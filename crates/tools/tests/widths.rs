@@ -1,0 +1,128 @@
+//! What the tools say fits the terminal that they say it on, and none is lost of what they say to
+//! a file.
+
+mod support;
+
+use netacc_control::stats::{CONNS_OFFSET, ConnRecord, Header, Reason};
+use std::mem::{offset_of, size_of};
+use std::process::Command;
+use support::segment::Segment;
+use support::terminal::said;
+use support::{Ran, Scratch, run, trace};
+
+const WIDTHS: [u16; 5] = [40, 60, 80, 120, 200];
+
+/// Connections whose cells are as wide as they can be.
+fn wide(pid: u32) -> Segment {
+    let segment = Segment::filled(pid);
+    let longest = Reason::ALL.iter().max_by_key(|reason| reason.name().len()).unwrap();
+    for index in 3..9 {
+        let at = CONNS_OFFSET + index * size_of::<ConnRecord>();
+        segment.u32(at + offset_of!(ConnRecord, state), 1);
+        segment.u32(at + offset_of!(ConnRecord, fd), 1000 + index as u32);
+        segment.u32(at + offset_of!(ConnRecord, tx_path), 1);
+        segment.u32(at + offset_of!(ConnRecord, reason), *longest as u32);
+        segment.u32(at + offset_of!(ConnRecord, local_port), 65535);
+        segment.u32(at + offset_of!(ConnRecord, peer_port), 65534);
+        let is_ipv6 = index % 2 == 0;
+        segment.u32(at + offset_of!(ConnRecord, family), if is_ipv6 { 10 } else { 2 });
+        for address in [offset_of!(ConnRecord, local_addr), offset_of!(ConnRecord, peer_addr)] {
+            segment.u64(at + address, if is_ipv6 { u64::MAX / 3 } else { 0x7fc8_c8c8 << 32 });
+            segment.u64(at + address + 8, u64::MAX / 5);
+        }
+        segment.u64(at + offset_of!(ConnRecord, tx_bytes), u64::MAX / 3);
+        segment.u64(at + offset_of!(ConnRecord, rx_bytes), u64::MAX / 3);
+    }
+    segment.u32(offset_of!(Header, conn_high_water), 9);
+    segment
+}
+
+fn squeezed(text: &str) -> String {
+    text.split_whitespace().collect()
+}
+
+/// Cells move when rows are folded.
+fn letters(text: &str) -> Vec<char> {
+    let mut letters: Vec<char> = squeezed(text).chars().collect();
+    letters.sort_unstable();
+    letters
+}
+
+#[test]
+fn no_line_is_wider_than_the_terminal_and_nothing_is_lost() {
+    let pid = std::process::id().to_string();
+    let segment = wide(std::process::id());
+    let scratch = Scratch::new();
+    let file = scratch.path("trace");
+    std::fs::write(&file, trace::bytes()).unwrap();
+    let file = file.display().to_string();
+    let (ss, netacc) = (env!("CARGO_BIN_EXE_netacc_ss"), env!("CARGO_BIN_EXE_netacc"));
+    // Each with what its lines are known by; the last ones say something else each time.
+    let all: [(&str, &[&str], &[&str]); 11] = [
+        (ss, &["-s", "sock", &pid], &["1003", "1008", "127.200.200.200:65535"]),
+        (ss, &["-s", "cnt", &pid], &["peer-without-library", "rdma-lost", "fail_overs"]),
+        (ss, &["-s", "cfg,qp", &pid], &["NACC_LOG_PATH", "rdma", "4711"]),
+        (netacc, &["cfg", "list", "-p", &pid], &["NACC_SOR_MSG_SIZE", "NACC_LOG_PATH"]),
+        (netacc, &["cfg", "list"], &["NACC_SOR_MSG_SIZE"]),
+        (netacc, &["trace", "show", "--file", &file], &["65535", "open"]),
+        (ss, &["-s", "mem", &pid], &["rdma"]),
+        (ss, &["-w", "0.1", "-n", "1", "-s", "all", &pid], &["1003", "1008"]),
+        (netacc, &["ps"], &[&pid]),
+        (netacc, &["trace", "list"], &[]),
+        (netacc, &["doctor", &pid], &[&pid]),
+    ];
+    for (index, (program, words, keys)) in all.into_iter().enumerate() {
+        let command = || {
+            let mut command = Command::new(program);
+            command.args(words).env_remove("COLUMNS");
+            command
+        };
+        let whole: Ran = run(&mut command());
+        for columns in WIDTHS {
+            let (text, status) = said(columns, &mut command());
+            let about = format!("{words:?} in {columns} columns: {status}\n{text}");
+            assert_eq!(status.code(), whole.status, "{about}");
+            let widest = text.lines().map(|line| line.chars().count()).max();
+            assert!(widest <= Some(columns.into()), "{about}");
+            for key in keys {
+                assert!(text.lines().any(|line| line.contains(key)), "{key}: {about}");
+            }
+            if index < 6 {
+                assert_eq!(letters(&text), letters(&whole.out), "{about}\n{}", whole.out);
+            }
+        }
+    }
+    // What is asked for whole is whole, and a row is a line where it fits.
+    let sock = |columns, more: &[&str]| {
+        let all = [&["-s", "sock", &pid], more].concat();
+        said(columns, Command::new(ss).args(all).env_remove("COLUMNS")).0
+    };
+    let whole = run(Command::new(ss).args(["-s", "sock", &pid])).out;
+    assert_eq!(sock(200, &[]), whole);
+    let row = |line: &str| line.contains("1003") && line.matches("127.200.200.200").count() == 2;
+    assert!(whole.lines().any(row), "{whole}");
+    assert!(sock(40, &["--wide"]).lines().any(row));
+    drop(segment);
+}
+
+#[test]
+fn a_terminal_may_say_nothing_and_columns_may_be_asked_for() {
+    let list = |columns, asked: Option<&str>| {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_netacc"));
+        command.args(["cfg", "list"]).env_remove("COLUMNS");
+        asked.map(|asked| command.env("COLUMNS", asked));
+        let (text, _) = said(columns, &mut command);
+        text.lines().map(|line| line.chars().count()).max().unwrap_or(0)
+    };
+    let whole = list(200, None);
+    assert!((61..=80).contains(&whole), "{whole}");
+    assert_eq!(list(0, None), whole);
+    assert!(list(40, None) <= 40);
+    assert!(list(200, Some("50")) <= 50);
+    assert_eq!(list(40, Some("120")), whole);
+    assert_eq!(list(200, Some("wide")), whole);
+    // It is no terminal: what a script reads has its own lines.
+    let mut piped = Command::new(env!("CARGO_BIN_EXE_netacc"));
+    let piped = run(piped.args(["cfg", "list"]).env("COLUMNS", "40")).out;
+    assert_eq!(piped.lines().map(|line| line.chars().count()).max(), Some(whole));
+}
