@@ -2,7 +2,7 @@
 
 use crate::segment::{self, Segment, SegmentError, field};
 use netacc_control::config::{Answer, Request};
-use netacc_control::stats::Path;
+use netacc_control::stats::{Connection, Path};
 use std::ffi::OsString;
 use std::fmt;
 use std::fs::{self, File, OpenOptions};
@@ -128,14 +128,19 @@ pub fn set(pid: u32, name: &str, value: &str, limit: Duration) -> Result<(), Fai
 }
 
 /// Waits until a process has no connection left that is accelerated, but not for longer than that.
-/// How many there are; `None`: it does not say any more.
+/// How many there are; `None`: it does not say any more. (What a forked child has taken back to TCP
+/// stands in the connection's record alone, not in the process's counts: the child does not keep
+/// its parent's books.)
 pub fn await_tcp(pid: u32, limit: Duration) -> Option<u64> {
     let until = Instant::now() + limit;
+    let is_left = |connection: &&Connection| {
+        [connection.tx_path, connection.rx_path].iter().any(|path| *path != Path::Tcp as u32)
+    };
+    let mut known = None;
     loop {
-        let segment = Segment::of(pid).ok()?;
-        let open = segment.header.open_by_path;
-        let left = Path::ALL.iter().filter(|path| **path != Path::Tcp);
-        let left = left.filter_map(|path| open.get(*path as usize)).sum();
+        let process = segment::look(pid, known).ok()?;
+        known = Some(process.known);
+        let left = process.connections.iter().filter(is_left).count() as u64;
         if left == 0 || Instant::now() >= until {
             return Some(left);
         }

@@ -658,6 +658,23 @@ fn watching_has_80_columns_and_an_end() {
     assert_eq!(ss(&["-w", "0.1", "-n", "1", "no-such-process"]).status, Some(1));
 }
 
+/// What a forked child takes back to TCP is not in its parent's counts.
+#[test]
+fn what_is_left_accelerated_is_what_the_connections_say() {
+    let _alone = alone();
+    let pid = std::process::id();
+    let segment = Segment::filled(pid);
+    let left = || netacc_tools::live::await_tcp(pid, std::time::Duration::ZERO);
+    // (By the counts there are three.)
+    assert_eq!(left(), Some(2));
+    let tx_path = CONNS_OFFSET + offset_of!(ConnRecord, tx_path);
+    segment.u32(tx_path, 0);
+    segment.u32(tx_path + size_of::<ConnRecord>(), 0);
+    assert_eq!(left(), Some(1));
+    segment.u32(CONNS_OFFSET + offset_of!(ConnRecord, rx_path), 0);
+    assert_eq!(left(), Some(0));
+}
+
 #[test]
 fn garbage_is_counted_and_shown_as_it_is() {
     let _alone = alone();
