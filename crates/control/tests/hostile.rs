@@ -16,6 +16,9 @@ use netacc_control::trace::{
 };
 use std::mem::{offset_of, size_of};
 
+/// By the first byte of an input.
+const READERS: usize = 3;
+
 struct Random(u64);
 
 impl Random {
@@ -145,7 +148,7 @@ fn no_reader_is_misled() {
     let rounds = number("NETACC_FUZZ_ROUNDS", 1000);
     let mut random = Random(number("NETACC_FUZZ_SEED", 0x9e37_79b9_7f4a_7c15) | 1);
     let corpus = std::env::var_os("NETACC_FUZZ_CORPUS").map(std::path::PathBuf::from);
-    for reader in 0..readers::READERS {
+    for reader in 0..READERS {
         let whole = whole(reader);
         readers::read(&whole);
         if let Some(corpus) = &corpus {

@@ -5,10 +5,7 @@ use netacc_control::config::{Answer, Request, parse_rendered, rendered_rules};
 use netacc_control::stats::{CONNS_OFFSET, Connection, Snapshot};
 use netacc_control::trace::{Head, RingText};
 
-/// Which reader an input is for.
-pub const READERS: usize = 3;
-
-/// Its first byte says which reader it is for; the rest is for that one.
+/// Its first byte says which reader it is for: 0, 1 or another one; the rest is for that one.
 pub fn read(input: &[u8]) {
     match input.split_first() {
         Some((0, rest)) => segment(rest),
