@@ -1,9 +1,12 @@
-//! `netacc top`: the processes that have the library, again and again, and the connections of one.
+//! `netacc top`: the processes that have the library, again and again, the connections of one, and
+//! the trace of one of them.
 //!
-//! The terminal's part is a loop here; what is shown is [`app`]'s, and how it fits is [`screen`]'s.
+//! The terminal's part is a loop here; what is shown is [`app`]'s, of a trace [`story`]'s, and how it
+//! fits is [`screen`]'s.
 
 mod app;
 mod screen;
+mod story;
 
 use super::{STATUS_FAILED, STATUS_USAGE};
 use app::{App, Key};

@@ -17,6 +17,8 @@ mod chrome;
 mod histogram;
 mod text;
 
+pub(super) use text::events;
+
 const TOOL: &str = "netacc";
 
 /// `netacc trace …`, the command line read; the exit status.

@@ -78,6 +78,17 @@ impl Top {
         }
     }
 
+    /// Waits until it has written this a second time.
+    pub fn shows_again(&mut self, word: &str) {
+        let end = Instant::now() + PATIENCE;
+        while self.text().matches(word).count() < 2 {
+            match self.said.recv_timeout(end.saturating_duration_since(Instant::now())) {
+                Ok(more) => self.all.extend_from_slice(&more),
+                Err(error) => panic!("{word}: {error}: {:?}", self.text()),
+            }
+        }
+    }
+
     pub fn press(&mut self, keys: &str) {
         self.keys.write_all(keys.as_bytes()).unwrap();
     }

@@ -1,5 +1,6 @@
 //! What `netacc top` knows: two looks at every process, and where in them the user is.
 
+use super::story::Story;
 use crate::processes::{Found, Looks};
 use crate::rates::Change;
 use crate::segment::Process;
@@ -101,6 +102,8 @@ pub(super) struct App {
     now: Option<Look>,
     /// The process whose connections are shown.
     pub(super) pid: Option<u32>,
+    /// The one of them whose trace is shown.
+    pub(super) story: Option<Story>,
     /// The row that the user is at.
     pub(super) row: usize,
     /// What stood there: the user stays at it where rows come, go and change their order.
@@ -139,6 +142,7 @@ impl App {
             before: None,
             now: None,
             pid,
+            story: None,
             row: 0,
             at: None,
             row_outside: 0,
@@ -159,6 +163,15 @@ impl App {
             process.complete();
         }
         self.learn(found, not_permitted, Instant::now());
+        self.look_closer();
+    }
+
+    /// Reads the trace that is shown.
+    pub(super) fn look_closer(&mut self) {
+        if let Some(mut story) = self.story.take() {
+            story.look(self.shown());
+            self.story = Some(story);
+        }
     }
 
     pub(super) fn learn(&mut self, found: Vec<Found>, not_permitted: usize, at: Instant) {
@@ -167,6 +180,16 @@ impl App {
 
     /// Does it; true where the user wants to leave.
     pub(super) fn press(&mut self, key: Key) -> bool {
+        match (key, &mut self.story) {
+            (Key::Back, Some(_)) => self.story = None,
+            (Key::Move(by), Some(story)) => story.scroll(by),
+            (Key::Enter | Key::Sort, Some(_)) => {}
+            _ => return self.press_in_table(key),
+        }
+        false
+    }
+
+    fn press_in_table(&mut self, key: Key) -> bool {
         match key {
             Key::Quit => return true,
             Key::Back if self.pid.is_none() => return true,
@@ -181,6 +204,14 @@ impl App {
                     self.row = 0;
                 }
             }
+            Key::Enter => {
+                let row = self.rows().into_iter().nth(self.row);
+                let of = |process: &Process, row: Row| {
+                    Some(Story::new(process, process.connections.get(row.index)?))
+                };
+                self.story = self.shown().zip(row).and_then(|(process, row)| of(process, row));
+                self.look_closer();
+            }
             Key::Move(by) => {
                 let to = i64::try_from(self.row).unwrap_or(0).saturating_add(by);
                 self.row = usize::try_from(to).unwrap_or(0);
@@ -188,7 +219,7 @@ impl App {
             }
             Key::Sort => self.order = self.order.next(),
             Key::Pause => self.is_paused = !self.is_paused,
-            Key::Enter | Key::Other => {}
+            Key::Other => {}
         }
         false
     }
@@ -217,6 +248,9 @@ impl App {
 
     /// What stands above the table.
     pub(super) fn title(&self) -> String {
+        if let Some(story) = &self.story {
+            return story.title();
+        }
         match self.pid {
             Some(pid) => match self.all().find(|process| process.pid == pid) {
                 Some(process) => format!(

@@ -32,6 +32,13 @@ pub(super) fn draw(frame: &mut Frame<'_>, app: &mut App) {
     let bold = Style::new().add_modifier(Modifier::BOLD);
     let reversed = Style::new().add_modifier(Modifier::REVERSED);
     frame.render_widget(Paragraph::new(app.title()).style(bold), top);
+    frame.render_widget(Paragraph::new(help(app, bottom.width)), bottom);
+    if let Some(story) = &mut app.story {
+        let rows = story.rows(usize::from(middle.width), usize::from(middle.height));
+        let lines: Vec<Line<'_>> = rows.into_iter().map(Line::from).collect();
+        frame.render_widget(Paragraph::new(lines), middle);
+        return;
+    }
 
     let columns: &[Column] = if app.pid.is_some() { &CONNECTIONS } else { &PROCESSES };
     let shown = fitting(columns, middle.width);
@@ -62,15 +69,17 @@ pub(super) fn draw(frame: &mut Frame<'_>, app: &mut App) {
         .column_spacing(1);
     let mut state = TableState::new().with_selected((!rows.is_empty()).then_some(app.row - first));
     frame.render_stateful_widget(table, middle, &mut state);
-    frame.render_widget(Paragraph::new(help(app, bottom.width)), bottom);
 }
 
 /// As much of the help as has room.
 fn help(app: &App, width: u16) -> String {
-    let place = if app.pid.is_some() { "Esc back" } else { "Enter connections" };
     let paused = if app.is_paused { "PAUSED, space goes on" } else { "space pauses" };
-    let parts =
-        ["q quits", place, &format!("s sorts: {}", app.order.word()), paused, "* old library"];
+    let sorts = format!("s sorts: {}", app.order.word());
+    let parts: &[&str] = match (&app.story, app.pid) {
+        (Some(_), _) => &["q quits", "Esc back", "arrows scroll", paused],
+        (None, Some(_)) => &["q quits", "Esc back", "Enter trace", &sorts, paused],
+        (None, None) => &["q quits", "Enter connections", &sorts, paused, "* old library"],
+    };
     let mut help = String::new();
     for part in parts {
         let gap = if help.is_empty() { "" } else { "  " };
@@ -220,6 +229,31 @@ mod tests {
         app.press(Key::Pause);
         assert!(picture(&mut app, 120, 24)[23].contains("PAUSED"));
         assert!(app.press(Key::Back));
+    }
+
+    #[test]
+    fn a_connection_leads_to_its_trace_and_back() {
+        for width in (1..=250).step_by(41) {
+            for height in [1, 2, 3, 10, 60] {
+                let mut app = app();
+                for key in [Key::Enter, Key::Move(5), Key::Enter] {
+                    picture(&mut app, width, height);
+                    app.press(key);
+                }
+                picture(&mut app, width, height);
+                app.press(Key::Move(i64::MIN));
+                app.press(Key::Sort);
+                app.press(Key::Enter);
+                let shown = picture(&mut app, width, height).join("\n");
+                let is_whole = width >= 90 && height >= 10;
+                for word in ["fd 8: 127.0.0.1:6379 > [2001:db8::1234:5678]:40008", "Esc back"] {
+                    assert!(!is_whole || shown.contains(word), "{word}: {shown}");
+                }
+                assert!(!app.press(Key::Back) && app.story.is_none());
+                assert_eq!((app.pid, app.row, app.order.word()), (Some(1), 5, "number"));
+                assert!(!app.press(Key::Back) && app.pid.is_none());
+            }
+        }
     }
 
     #[test]

@@ -176,6 +176,19 @@ pub(super) fn is_whole(gaps: &[(u64, u64)], from: u64, to: u64) -> bool {
     gaps.iter().all(|(before, behind)| to <= *before || from >= *behind)
 }
 
+/// What a ring says, event by event, the oldest first.
+pub(in crate::commands) fn events(trace: &Trace, ring: &RingText, wanted: &Wanted) -> Vec<String> {
+    let mut lines = Vec::new();
+    let mut gap = gap(ring);
+    for event in said(trace, ring, wanted) {
+        if let Some((_, lost)) = gap.take_if(|(behind, _)| event.index >= *behind) {
+            lines.push(format!("({lost} events are not kept)"));
+        }
+        lines.push(format!("{}  {}", time(trace, event.ns), event_text(&event)));
+    }
+    lines
+}
+
 /// `netacc trace show`.
 pub(super) fn text(traces: &[Trace], wanted: &Wanted) -> String {
     let mut out = String::new();
@@ -183,18 +196,11 @@ pub(super) fn text(traces: &[Trace], wanted: &Wanted) -> String {
         let program = one_line(&trace.head.program);
         let _ = writeln!(out, "{program} ({}) of uid {}, {}", trace.pid, trace.uid, trace.state());
         for ring in trace.rings().iter().filter(|ring| wanted.has(ring)) {
-            let events = said(trace, ring, wanted);
-            if events.is_empty() {
-                continue;
+            let events = events(trace, ring, wanted);
+            if !events.is_empty() {
+                let _ = writeln!(out, "\n{}", ring_title(ring));
             }
-            let _ = writeln!(out, "\n{}", ring_title(ring));
-            let mut gap = gap(ring);
-            for event in &events {
-                if let Some((_, lost)) = gap.take_if(|(behind, _)| event.index >= *behind) {
-                    let _ = writeln!(out, "  ({lost} events are not kept)");
-                }
-                let _ = writeln!(out, "  {}  {}", time(trace, event.ns), event_text(event));
-            }
+            events.iter().for_each(|event| _ = writeln!(out, "  {event}"));
         }
         out.push('\n');
     }

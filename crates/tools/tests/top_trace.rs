@@ -1,0 +1,188 @@
+//! `netacc top` at one connection of this process, which holds out statistics and a trace.
+
+mod support;
+
+use netacc_control::Config;
+use netacc_control::config::NO_USERS;
+use netacc_control::stats::{self, CONNS_OFFSET, ConnRecord, MEMFD_NAME};
+use netacc_control::trace::{
+    self, EVENT_BYTES, EVENTS_FIRST, Event, HEADER_BYTES, Header, NAME, RING_BYTES,
+    RING_HEAD_BYTES, Ring, State, write_table,
+};
+use rustix::fs::{MemfdFlags, memfd_create};
+use std::fs::File;
+use std::mem::{offset_of, size_of};
+use std::os::unix::fs::FileExt;
+use std::sync::{Mutex, MutexGuard};
+use support::top::Top;
+
+/// All tests of this file are one process, which has one segment at a time.
+fn alone() -> MutexGuard<'static, ()> {
+    static LOCK: Mutex<()> = Mutex::new(());
+    LOCK.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
+}
+
+struct Memory(File);
+
+impl Memory {
+    fn new(name: &str, bytes: usize) -> Memory {
+        let file = File::from(memfd_create(name, MemfdFlags::CLOEXEC).unwrap());
+        file.set_len(bytes as u64).unwrap();
+        Memory(file)
+    }
+
+    fn put(&self, at: usize, bytes: &[u8]) {
+        self.0.write_all_at(bytes, at as u64).unwrap();
+    }
+
+    fn words(&self, words: &[(usize, u32)]) {
+        words.iter().for_each(|(at, word)| self.put(*at, &word.to_ne_bytes()));
+    }
+
+    fn long(&self, at: usize, word: u64) {
+        self.put(at, &word.to_ne_bytes());
+    }
+}
+
+const FD: u32 = 4711;
+const LOCAL: u64 = 0x7f00_0001_0000_0000;
+const PEER: u64 = 0x7f00_0002_0000_0000;
+
+/// Statistics of this process with one open connection.
+fn statistics(traces: &str) -> Memory {
+    use stats::Header;
+    let memory = Memory::new(MEMFD_NAME, CONNS_OFFSET + 16 * size_of::<ConnRecord>());
+    let of = |name: &str| (name == "NACC_TRACE").then(|| traces.to_owned());
+    let (config, origins) = Config::resolve(None, &of, &[], NO_USERS).unwrap();
+    let text = config.render(&origins);
+    memory.put(offset_of!(Header, config), text.as_bytes());
+    memory.long(offset_of!(Header, magic), stats::MAGIC);
+    memory.long(offset_of!(Header, started_unix_ns), 1);
+    memory.words(&[
+        (offset_of!(Header, version), stats::VERSION),
+        (offset_of!(Header, pid), std::process::id()),
+        (offset_of!(Header, conn_capacity), 16),
+        (offset_of!(Header, conn_high_water), 1),
+        (offset_of!(Header, config_len), text.len() as u32),
+    ]);
+    memory.words(
+        &[
+            (offset_of!(ConnRecord, state), 1),
+            (offset_of!(ConnRecord, fd), FD),
+            (offset_of!(ConnRecord, family), 2),
+            (offset_of!(ConnRecord, local_port), 6379),
+            (offset_of!(ConnRecord, peer_port), 40000),
+        ]
+        .map(|(at, word)| (CONNS_OFFSET + at, word)),
+    );
+    memory.long(CONNS_OFFSET + offset_of!(ConnRecord, local_addr), LOCAL);
+    memory.long(CONNS_OFFSET + offset_of!(ConnRecord, peer_addr), PEER);
+    memory.long(CONNS_OFFSET + offset_of!(ConnRecord, opened_unix_ns), 1);
+    memory
+}
+
+/// A trace of this process: its own ring, and two.
+fn traced() -> Memory {
+    let memory = Memory::new(NAME, HEADER_BYTES + 3 * RING_BYTES);
+    let mut table = String::new();
+    write_table(&mut |text| table.push_str(text));
+    memory.long(offset_of!(Header, magic), trace::MAGIC);
+    memory.words(&[
+        (offset_of!(Header, version), trace::VERSION),
+        (offset_of!(Header, header_bytes), HEADER_BYTES as u32),
+        (offset_of!(Header, ring_bytes), RING_BYTES as u32),
+        (offset_of!(Header, ring_head_bytes), RING_HEAD_BYTES as u32),
+        (offset_of!(Header, events_first), EVENTS_FIRST as u32),
+        (offset_of!(Header, rings), 3),
+        (offset_of!(Header, pid), std::process::id()),
+        (offset_of!(Header, table_at), offset_of!(Header, table) as u32),
+        (offset_of!(Header, table_bytes), table.len() as u32),
+    ]);
+    memory.put(offset_of!(Header, table), table.as_bytes());
+    memory
+}
+
+/// A ring of a connection with that descriptor from that port.
+fn ring(memory: &Memory, index: usize, state: State, port: u32, events: &[(Event, u64)]) {
+    let ring = HEADER_BYTES + index * RING_BYTES;
+    for (index, (event, what)) in events.iter().enumerate() {
+        let at = ring + RING_HEAD_BYTES + index * EVENT_BYTES;
+        memory.long(at + 8, *what);
+        memory.long(at, (index as u64) << 8 | *event as u64);
+    }
+    memory.long(ring + offset_of!(Ring, number), index as u64);
+    memory.long(ring + offset_of!(Ring, local_addr), LOCAL);
+    memory.long(ring + offset_of!(Ring, peer_addr), PEER);
+    memory.words(
+        &[
+            (offset_of!(Ring, fd), FD),
+            (offset_of!(Ring, family), 2),
+            (offset_of!(Ring, local_port), 6379),
+            (offset_of!(Ring, peer_port), port),
+            (offset_of!(Ring, state), state as u32),
+        ]
+        .map(|(at, word)| (ring + at, word)),
+    );
+    memory.long(ring + offset_of!(Ring, head), events.len() as u64);
+}
+
+fn top(columns: u16) -> Top {
+    let mut top = Top::new(columns, &[&std::process::id().to_string(), "-d", "0.1"]);
+    top.shows(&["127.0.0.2:40000", "Entertrace"]);
+    top.press("\r");
+    top.shows(&["arrowsscroll"]);
+    top
+}
+
+#[test]
+fn a_connection_leads_to_its_events_as_they_come() {
+    let _alone = alone();
+    let _statistics = statistics("1");
+    for columns in [40, 80, 200] {
+        let traced = traced();
+        // One that had the same descriptor before, and, for what it is worth, another one now.
+        ring(&traced, 2, State::Open, 40001, &[(Event::Corrupt, 0)]);
+        let mut events: Vec<(Event, u64)> =
+            (0..60).map(|fds| (Event::SleepInPoll, 1000 + fds)).collect();
+        events.insert(0, (Event::Found, u64::from(FD)));
+        ring(&traced, 1, State::Open, 40000, &events);
+        let mut top = top(columns);
+        top.shows(&["sleep-in-pollfds1059"]);
+        assert!(!top.text().contains("found"), "{}", top.text());
+        events.push((Event::Eof, 0));
+        ring(&traced, 1, State::Open, 40000, &events);
+        top.shows(&["eof"]);
+        // To the first one, and back to the table.
+        top.press("\u{1b}[H");
+        top.shows(&["found"]);
+        assert!(!top.text().contains("corrupt"), "{}", top.text());
+        top.press("\u{7f}");
+        top.shows_again("Entertrace");
+        top.press("q");
+        assert_eq!(top.ended().code(), Some(0), "{}", top.text());
+        assert!(top.has_restored(), "{}", top.text());
+    }
+}
+
+#[test]
+fn where_there_are_no_events_it_says_why() {
+    let _alone = alone();
+    for (setting, has_trace, why) in [
+        ("1", false, "Notraceofthisprocessmayberead"),
+        ("1", true, "hasnoeventsinthetrace"),
+        ("0", true, "Thetraceofthisprocessisturnedoff"),
+    ] {
+        let _statistics = statistics(setting);
+        let traced = has_trace.then(traced);
+        if let Some(traced) = &traced {
+            ring(traced, 1, State::Closed, 40000, &[(Event::Corrupt, 0)]);
+        }
+        for columns in [40, 200] {
+            let mut top = top(columns);
+            top.shows(&[why]);
+            assert!(!top.text().contains("corrupt"), "{}", top.text());
+            top.press("q");
+            assert_eq!(top.ended().code(), Some(0), "{}", top.text());
+        }
+    }
+}
