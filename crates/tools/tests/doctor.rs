@@ -2,9 +2,15 @@
 
 mod support;
 
+use netacc_control::stats::{CONNS_OFFSET, Header, MAGIC, MEMFD_NAME, VERSION};
+use rustix::fs::{MemfdFlags, memfd_create};
 use serde_json::Value;
 use std::ffi::OsStr;
+use std::fs::File;
+use std::mem::offset_of;
 use std::net::TcpListener;
+use std::os::fd::OwnedFd;
+use std::os::unix::fs::FileExt;
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
@@ -283,6 +289,92 @@ fn a_connection_within_the_host_depends_on_who_listens() {
     let (told, status) = self::told(&mut doctor(&library), &[place]);
     assert_eq!(status, Some(1));
     says(finding(&told, "listener", "problem"), "nobody listens");
+}
+
+#[test]
+fn which_library_a_server_has_is_said() {
+    let scratch = Scratch::new();
+    let library = scratch.library();
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let place = listener.local_addr().unwrap().to_string();
+    let statistics = File::from(memfd_create(MEMFD_NAME, MemfdFlags::CLOEXEC).unwrap());
+    statistics.set_len(CONNS_OFFSET as u64).unwrap();
+    // A program that holds both, and has the library.
+    let mut command = Command::new("sleep");
+    command.arg("1000").env("LD_PRELOAD", &library).stdin(OwnedFd::from(listener));
+    let server = Running(command.stdout(statistics.try_clone().unwrap()).spawn().unwrap());
+    drop(command);
+    wait_for_maps(&server, "libnetacc-preload.so");
+    let put = |at: usize, bytes: &[u8]| statistics.write_all_at(bytes, at as u64).unwrap();
+    put(offset_of!(Header, magic), &MAGIC.to_ne_bytes());
+    put(offset_of!(Header, version), &VERSION.to_ne_bytes());
+    put(offset_of!(Header, pid), &server.0.id().to_ne_bytes());
+    let version = |packed: u64| put(offset_of!(Header, library), &packed.to_ne_bytes());
+
+    version(netacc_control::stats::LIBRARY);
+    let (told, status) = told(&mut doctor(&library), &[&place]);
+    assert_eq!(status, Some(0), "{told:#}");
+    let found = finding(&told, "library", "ok")["found"].as_str().unwrap();
+    assert!(found.contains(&format!("version is {}", env!("CARGO_PKG_VERSION"))), "{found}");
+    version(0xb_0001_0002_0003);
+    let (told, status) = self::told(&mut doctor(&library), &[&place]);
+    assert_eq!(status, Some(0), "{told:#}");
+    says(finding(&told, "library", "note"), "the server's version is 1.2.3, that of these tools");
+    version(netacc_control::stats::LIBRARY);
+    std::fs::rename(scratch.write("new", "another one"), &library).unwrap();
+    let other = scratch.path("nothing.so");
+    let (told, _) = self::told(&mut doctor(&other), &[&place]);
+    says(finding(&told, "library", "note"), "the server's file has been replaced");
+}
+
+/// Waits until a process is that program.
+fn wait_for_program(process: &Running, name: &str) {
+    let end = Instant::now() + Duration::from_secs(60);
+    let comm = format!("/proc/{}/comm", process.pid());
+    while std::fs::read_to_string(&comm).unwrap().trim_end() != name {
+        assert!(Instant::now() < end, "{comm}");
+        std::thread::sleep(Duration::from_millis(5));
+    }
+}
+
+#[test]
+fn limits_of_memory_are_seen() {
+    let scratch = Scratch::new();
+    let library = scratch.library();
+    let limits = ["--memlock=65536:65536", "--as=1073741824", "sleep", "1000"];
+    let limited = Running::new(Command::new("prlimit").args(limits));
+    wait_for_program(&limited, "sleep");
+    let (told, _) = told(&mut doctor(&library), &[limited.pid()]);
+    says(finding(&told, "as", "note"), "1024 MiB");
+    // (What the limit means depends on devices and privileges: `host` has the tests of that.)
+    let all = told["findings"].as_array().unwrap().iter();
+    let found = all.filter(|f| f["check"] == "memlock").map(|f| f["found"].as_str().unwrap());
+    assert!(found.clone().any(|found| found.contains("64 KiB")), "{told:#}");
+}
+
+#[test]
+fn a_filter_of_system_calls_is_seen() {
+    let scratch = Scratch::new();
+    let library = scratch.library();
+    let text = "#include <linux/filter.h>\n#include <linux/seccomp.h>\n#include <sys/prctl.h>\n\
+                #include <unistd.h>\n\
+                int main(int argc, char **argv) {\n\
+                struct sock_filter all[] = { { BPF_RET | BPF_K, 0, 0, SECCOMP_RET_ALLOW } };\n\
+                struct sock_fprog program = { 1, all };\n\
+                if (prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)) return 2;\n\
+                if (prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &program)) return 3;\n\
+                execvp(argv[1], argv + 1); return argc; }\n";
+    let filtered = scratch.compile("filtered", text, &[]).unwrap();
+    let process = Running::new(Command::new(&filtered).args(["sleep", "1000"]));
+    wait_for_program(&process, "sleep");
+    let (told, _) = told(&mut doctor(&library), &[process.pid()]);
+    says(finding(&told, "seccomp", "note"), "a filter is in force");
+    // What is started from such a place inherits it.
+    let mut here = Command::new(&filtered);
+    here.arg(env!("CARGO_BIN_EXE_netacc")).env("NETACC_LIB", &library).env("NACC_LOG_PATH", "");
+    let (told, status) = self::told::<&str>(here.arg("doctor"), &[]);
+    assert_eq!(status, Some(0), "{told:#}");
+    says(finding(&told, "seccomp", "note"), "what is started here inherits it");
 }
 
 #[test]

@@ -5,7 +5,7 @@ use super::finding::Findings;
 use super::interfaces::{self, Own, Route};
 use super::rdma::{self, Port};
 use super::rules;
-use super::{host, look};
+use super::{host, look, process};
 use crate::addresses;
 use crate::launch::Environment;
 use crate::segment::{self, SegmentError};
@@ -209,7 +209,12 @@ fn here(to: SocketAddr, findings: &mut Findings) {
         let name = one_line(&segment::name(pid).unwrap_or_default());
         let who = format!("process {pid} ({name}) listens on {to}");
         match segment::read(pid) {
-            Ok(_) | Err(SegmentError::NoSegment) => {
+            Ok(server) => {
+                with_library += 1;
+                findings.ok("listener", format!("{who}, and has the library"));
+                process::loaded(&server, "the server's", findings);
+            }
+            Err(SegmentError::NoSegment) => {
                 with_library += 1;
                 findings.ok("listener", format!("{who}, and has the library"));
             }

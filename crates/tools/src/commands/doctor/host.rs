@@ -324,7 +324,11 @@ pub fn confinement(findings: &mut Findings) {
              process: netacc doctor PID",
         ),
     }
-    let mounts = look::file("/proc/self/mounts").unwrap_or_default();
+    hidden(&look::file("/proc/self/mounts").unwrap_or_default(), findings);
+}
+
+/// What of other users' processes these mounts hide.
+fn hidden(mounts: &str, findings: &mut Findings) {
     let hides = mounts.lines().find(|line| line.starts_with("proc /proc "));
     let hides = hides.and_then(|line| line.split("hidepid=").nth(1)?.split([',', ' ']).next());
     if let Some(value) = hides.filter(|value| !["0", "off"].contains(value)) {
@@ -369,6 +373,68 @@ fn sysctls(findings: &mut Findings) {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// What is said of a check: its level, and what was found.
+    fn said(findings: &Findings, check: &str) -> Option<(String, String)> {
+        let told = findings.json("host", "h");
+        let all = told["findings"].as_array().unwrap();
+        let found = all.iter().find(|finding| finding["check"] == check)?;
+        assert!(found["level"] == "ok" || found["remedy"].is_string(), "{found}");
+        let text = |name: &str| found[name].as_str().unwrap().to_owned();
+        Some((text("level"), text("found")))
+    }
+
+    #[test]
+    fn limits_that_are_too_small_are_in_the_way() {
+        let directory = std::env::temp_dir().join(format!("netacc-limits-{}", std::process::id()));
+        fs::create_dir_all(directory.join("fd")).unwrap();
+        let place = directory.to_str().unwrap();
+        let none = 0;
+        let lock = 1 << look::CAP_IPC_LOCK;
+        for (space, locked, capabilities, has_rdma, is) in [
+            ("4294967295", "2097151", none, true, ["note", "problem"]),
+            ("4294967296", "2097152", none, true, ["ok", "note"]),
+            ("unlimited", "67108864", none, true, ["", "ok"]),
+            ("unlimited", "65536", none, false, ["", "ok"]),
+            ("unlimited", "65536", lock, true, ["", "ok"]),
+            ("unlimited", "unlimited", none, true, ["", "ok"]),
+        ] {
+            let limits = format!(
+                "Max locked memory  {locked} {locked} bytes\nMax address space  {space} {space} bytes\n"
+            );
+            fs::write(directory.join("limits"), limits).unwrap();
+            let status = format!("Name:\tx\nCapEff:\t{capabilities:016x}\n");
+            fs::write(directory.join("status"), status).unwrap();
+            let mut findings = Findings::default();
+            super::limits(place, has_rdma, &mut findings);
+            let levels = ["as", "memlock"]
+                .map(|check| said(&findings, check).map_or_else(String::new, |(level, _)| level));
+            assert_eq!(levels, is, "{space} {locked} {capabilities:x} {has_rdma}");
+        }
+        fs::remove_dir_all(&directory).unwrap();
+    }
+
+    #[test]
+    fn a_proc_that_hides_processes_is_named() {
+        for (options, value) in [
+            ("rw,nosuid,hidepid=2,gid=4", Some("hidepid=2:")),
+            ("rw,hidepid=invisible", Some("hidepid=invisible:")),
+            ("rw,hidepid=0", None),
+            ("rw,hidepid=off", None),
+            ("rw,nosuid", None),
+        ] {
+            let mounts = format!(
+                "sysfs /sys sysfs hidepid=2 0 0\nproc /proc proc {options} 0 0\nproc /x/proc proc hidepid=2 0 0\n"
+            );
+            let mut findings = Findings::default();
+            hidden(&mounts, &mut findings);
+            let found = said(&findings, "hidepid");
+            assert_eq!(found.is_some(), value.is_some(), "{options}: {found:?}");
+            if let (Some((level, found)), Some(value)) = (found, value) {
+                assert!(level == "note" && found.contains(value), "{level} {found}");
+            }
+        }
+    }
 
     #[test]
     fn releases_are_read() {

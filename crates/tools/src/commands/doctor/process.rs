@@ -108,18 +108,18 @@ fn not_loaded(pid: u32, directory: &str, findings: &mut Findings) {
     program::obstacle(&file, environment.get("PATH"), target, findings);
 }
 
-/// What the library in it says.
-fn said(process: &Process, findings: &mut Findings) {
+/// Which library it has loaded, beside that of these tools. `its`: whose.
+pub fn loaded(process: &Process, its: &str, findings: &mut Findings) {
     let name = one_line(&process.name);
-    let uptime = process.uptime.map_or_else(|| String::from("unknown"), age);
-    findings.ok("process", format!("{name} has the library; it has been running for {uptime}"));
     match process.header.library.map(version) {
-        Some(is) if is == VERSION => findings.ok("library", format!("version {is}")),
+        Some(is) if is == VERSION => {
+            findings.ok("library", format!("{its} version is {is}, as that of these tools"))
+        }
         is => {
             let is = is.unwrap_or_else(|| String::from("unknown"));
             findings.note(
                 "library",
-                format!("its version is {is}, that of these tools {VERSION}"),
+                format!("{its} version is {is}, that of these tools {VERSION}"),
                 format!("start {name} again"),
             );
         }
@@ -127,10 +127,18 @@ fn said(process: &Process, findings: &mut Findings) {
     if process.is_library_replaced() {
         findings.note(
             "library",
-            "its file has been replaced or removed since the process loaded it",
+            format!("{its} file has been replaced or removed since the process loaded it"),
             format!("start {name} again to use the new one"),
         );
     }
+}
+
+/// What the library in it says.
+fn said(process: &Process, findings: &mut Findings) {
+    let name = one_line(&process.name);
+    let uptime = process.uptime.map_or_else(|| String::from("unknown"), age);
+    findings.ok("process", format!("{name} has the library; it has been running for {uptime}"));
+    loaded(process, "its", findings);
     configured(&process.header.config, findings);
     connections(process, findings);
     let status = Status::of(&format!("/proc/{}", process.pid)).ok();
