@@ -1,7 +1,7 @@
 //! Another value for a parameter of a process that runs: asks its library (`docs/design/cfg.md`).
 
 use crate::segment::{self, Segment, SegmentError, field};
-use netacc_control::config::{Answer, Request};
+use netacc_control::config::{Answer, Key, Origin, Request, parse_rendered};
 use netacc_control::stats::{Connection, Path};
 use std::ffi::OsString;
 use std::fmt;
@@ -23,6 +23,8 @@ pub enum Failure {
     Segment(SegmentError),
     /// Its library takes no requests.
     Deaf,
+    /// Nor does one that was started with this setting, which keeps every connection on TCP.
+    StartedOff(String),
     /// Another tool is asking it all the time.
     Busy,
     /// It has ended meanwhile, or has become another program.
@@ -43,6 +45,11 @@ impl fmt::Display for Failure {
                 "its library takes no requests: it is an older one, or no connection of the \
                  process could be accelerated so far; put the value in the \
                  configuration file, and restart it",
+            ),
+            Failure::StartedOff(setting) => write!(
+                f,
+                "it was started with acceleration off ({setting}), and takes no requests: a new \
+                 value takes effect at restart alone; put it where that setting is (netacc cfg get)"
             ),
             Failure::Busy => f.write_str("another `netacc cfg` is at work on it; nothing changed"),
             Failure::Ended => f.write_str("the process has ended, or has become another program"),
@@ -157,12 +164,29 @@ struct Link {
 }
 
 fn requests(pid: u32, segment: &Segment) -> Result<Link, Failure> {
-    let (fd, inode) = segment.header.requests.ok_or(Failure::Deaf)?;
+    let Some((fd, inode)) = segment.header.requests else {
+        return Err(
+            off_from_the_start(&segment.header.config).map_or(Failure::Deaf, Failure::StartedOff)
+        );
+    };
     let path = PathBuf::from(format!("/proc/{pid}/fd/{fd}"));
     let names = fs::read_link(&path).map_err(SegmentError::from)?;
     // (Another process may have the number by now.)
     let is_pipe = names.as_os_str() == OsString::from(format!("pipe:[{inode}]"));
     if is_pipe { Ok(Link { path, names, inode }) } else { Err(Failure::Ended) }
+}
+
+/// The setting by which a process was started with acceleration off: it has no thread that could
+/// hear a request. (Where it was set meanwhile, it had one.)
+fn off_from_the_start(config: &str) -> Option<String> {
+    let is_off = |name: &str, value: &str| {
+        (name == Key::AccelerateByDefault.name() && value == "0")
+            || (name == Key::Paths.name() && value == Path::Tcp.name())
+    };
+    let mut all = parse_rendered(config);
+    let found =
+        all.find(|(name, value, origin)| is_off(name, value) && *origin != Origin::Live.as_str());
+    found.map(|(name, value, _)| format!("{name}={value}"))
 }
 
 /// Opened only as what it was seen to be, and used only if it is that: to write elsewhere would be
@@ -218,7 +242,32 @@ pub fn configuration(pid: u32) -> Result<(String, String), SegmentError> {
 /// The name and the parameters of a process: name, value, origin.
 pub fn parameters(pid: u32) -> Result<(String, Vec<[String; 3]>), SegmentError> {
     let (name, config) = configuration(pid)?;
-    let all = netacc_control::config::parse_rendered(&config);
+    let all = parse_rendered(&config);
     let all = all.map(|(name, value, origin)| [name, value, origin].map(str::to_owned));
     Ok((name, all.collect()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use netacc_control::Config;
+    use netacc_control::config::NO_USERS;
+
+    #[test]
+    fn what_was_started_with_acceleration_off_is_told_from_what_was_turned_off() {
+        for (name, value, is) in [
+            ("NACC_ENABLE_RDMA_DEFAULT", "0", Some("NACC_ENABLE_RDMA_DEFAULT=0")),
+            ("NACC_PATHS", "tcp", Some("NACC_PATHS=tcp")),
+            ("NACC_PATHS", "shm", None),
+            ("NACC_TRACE", "0", None),
+        ] {
+            let environment = |asked: &str| (asked == name).then(|| value.to_owned());
+            let (config, origins) = Config::resolve(None, &environment, &[], NO_USERS).unwrap();
+            let text = config.render(&origins);
+            assert_eq!(off_from_the_start(&text).as_deref(), is, "{text}");
+            let live = text.replace("environment", Origin::Live.as_str());
+            assert_eq!(off_from_the_start(&live), None, "{live}");
+        }
+        assert_eq!(off_from_the_start("garbage"), None);
+    }
 }

@@ -3,6 +3,8 @@
 
 mod support;
 
+use netacc_control::Config;
+use netacc_control::config::NO_USERS;
 use netacc_control::stats::{
     CHANNEL_SLOTS, CONNS_OFFSET, ConnRecord, Header, MAGIC, MEMFD_NAME, VERSION,
 };
@@ -430,6 +432,31 @@ fn about_a_number_that_is_another_process_by_now() {
     says(&all, "netacc cfg set", "has ended, or has become another program");
     process.u32(offset_of!(Header, requests_fd), 0);
     tools.about("another program by now", process.pid);
+}
+
+#[test]
+fn about_one_that_was_started_with_acceleration_off() {
+    let _one = ONE.lock().unwrap_or_else(PoisonError::into_inner);
+    let process = Process::plain();
+    process.u32(offset_of!(Header, requests_inode), 0);
+    let set = || {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_netacc"));
+        command.args(["cfg", "set", "NACC_ENABLE_RDMA_DEFAULT", "1", "-p"]);
+        let Output { status, stdout, stderr } =
+            command.arg(process.pid.to_string()).output().unwrap();
+        assert_eq!(status.code(), Some(1));
+        String::from_utf8_lossy(&[stdout, stderr].concat()).into_owned()
+    };
+    assert!(set().contains("takes no requests: it is an older one"), "{}", set());
+    let off = |name: &str| (name == "NACC_ENABLE_RDMA_DEFAULT").then(|| String::from("0"));
+    let (config, origins) = Config::resolve(None, &off, &[], NO_USERS).unwrap();
+    let text = config.render(&origins);
+    let at = offset_of!(Header, config) as u64;
+    process.statistics.write_all_at(text.as_bytes(), at).unwrap();
+    process.u32(offset_of!(Header, config_len), text.len() as u32);
+    for word in ["started with acceleration off", "at restart", "NACC_ENABLE_RDMA_DEFAULT=0"] {
+        assert!(set().contains(word), "{word}: {}", set());
+    }
 }
 
 #[test]
