@@ -460,6 +460,13 @@ fn a_library_that_was_replaced_is_named() {
 }
 
 #[test]
+fn an_argument_moves_no_cursor() {
+    let ran = ss(&["x\u{1b}[2J\ny"]);
+    assert_eq!(ran.status, Some(1));
+    assert!(ran.err.starts_with("netacc_ss: x?[2J?y: no process of this name"), "{:?}", ran.err);
+}
+
+#[test]
 fn there_is_nothing_to_clear() {
     let ran = ss(&["-c"]);
     assert_eq!((ran.status, ran.err.as_str()), (Some(0), ""));

@@ -11,7 +11,7 @@ use crate::fast::Listener;
 use crate::lock::Guard;
 use crate::outcome::{Mask, Ret};
 use crate::socket::State;
-use crate::{engines, io, sleep, stats, sys, user, wait};
+use crate::{engines, io, sleep, stats, sys, user};
 use core::ffi::c_int;
 use core::mem::MaybeUninit;
 use core::sync::atomic::Ordering::*;

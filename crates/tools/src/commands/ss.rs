@@ -6,7 +6,7 @@ use crate::processes::{self, Found, Looks, Unknown};
 use crate::rates::{self, Change};
 use crate::segment::Process;
 use crate::selection::{Network, Order, Selection};
-use crate::show::{Section, View};
+use crate::show::{Section, View, one_line};
 use crate::{options, show, terminal};
 use clap::ArgMatches;
 use clap::parser::ValueSource;
@@ -116,7 +116,7 @@ fn readable(found: Vec<Found>) -> (Vec<Process>, c_int) {
 }
 
 fn unknown(unknown: &Unknown) -> c_int {
-    let _ = writeln!(io::stderr(), "{TOOL}: {unknown}");
+    let _ = writeln!(io::stderr(), "{TOOL}: {}", one_line(&unknown.to_string()));
     match unknown {
         Unknown::Number(_) => STATUS_USAGE,
         Unknown::Name(_) => STATUS_FAILED,
