@@ -1,8 +1,8 @@
 //! `netacc top`: the processes that have the library, again and again, the connections of one, and
 //! the trace of one of them.
 //!
-//! The terminal's part is a loop here; what is shown is [`app`]'s, of a trace [`story`]'s, and how it
-//! fits is [`screen`]'s.
+//! The terminal's part is a loop here; what is shown is [`app`]'s, of a trace [`story`]'s, and how
+//! it fits is [`screen`]'s.
 
 mod app;
 mod screen;
