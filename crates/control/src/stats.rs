@@ -53,6 +53,10 @@ pub const CONNS_OFFSET: usize = size_of::<Header>();
 /// The version of this crate, which is the library's, as [`Header::library`] has it.
 pub const LIBRARY: u64 = packed(env!("CARGO_PKG_VERSION").as_bytes());
 
+/// Where in [`Header::library`] the version of the agreement begins. (These bits were zero before
+/// it was there.)
+const PROTOCOL_AT: u32 = 48;
+
 /// `1.2.3` in three numbers of 16 bits. What follows them (`-rc1`) does not count.
 const fn packed(text: &[u8]) -> u64 {
     let (mut numbers, mut dots, mut rest) = (0u64, 0, text);
@@ -126,7 +130,8 @@ pub struct Header {
     pub channel_capacity: AtomicU32,
     /// Length of the text in `config`.
     pub config_len: AtomicU32,
-    /// Version of the library, as three numbers of 16 bits (major, minor, patch); 0 unknown.
+    /// Version of the library, as three numbers of 16 bits (major, minor, patch), and above them
+    /// that of the agreement between libraries; 0: unknown.
     pub library: AtomicU64,
     /// Where `netacc cfg set` writes its requests: the process's descriptor of a pipe, and the
     /// pipe's inode number; 0: it hears none. (Zero before there were such, as what follows.)
@@ -312,13 +317,13 @@ impl ChannelState {
 
 impl Header {
     /// Fills in a fresh segment.
-    pub fn init(&self, pid: u32, started_unix_ns: u64, conn_capacity: u32) {
+    pub fn init(&self, pid: u32, started_unix_ns: u64, conn_capacity: u32, protocol: u16) {
         self.version.store(VERSION, Relaxed);
         self.pid.store(pid, Relaxed);
         self.started_unix_ns.store(started_unix_ns, Relaxed);
         self.conn_capacity.store(conn_capacity, Relaxed);
         self.channel_capacity.store(CHANNEL_SLOTS as u32, Relaxed);
-        self.library.store(LIBRARY, Relaxed);
+        self.library.store(LIBRARY | u64::from(protocol) << PROTOCOL_AT, Relaxed);
         self.magic.store(MAGIC, Release);
     }
 

@@ -7,6 +7,7 @@ use netacc_control::config::Answer;
 use netacc_control::stats::{
     CONN_CAPACITY, CONNS_OFFSET, ChannelRecord, ConnRecord, Counter, Header, Path, Reason,
 };
+use netacc_proto::rendezvous;
 
 static HEADER: AtomicPtr<Header> = AtomicPtr::new(core::ptr::null_mut());
 static SEGMENT_FD: core::sync::atomic::AtomicI32 = core::sync::atomic::AtomicI32::new(-1);
@@ -73,7 +74,7 @@ fn create() -> Option<&'static Header> {
     SEGMENT_FD.store(fd, Relaxed);
     let h = header()?;
     h.set_config(config::text());
-    h.init(sys::getpid(), sys::unix_ns(), CONN_CAPACITY);
+    h.init(sys::getpid(), sys::unix_ns(), CONN_CAPACITY, rendezvous::VERSION);
     Some(h)
 }
 

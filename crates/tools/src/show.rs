@@ -103,7 +103,12 @@ pub(crate) fn section_json(process: &Process, section: Section, view: &View<'_>)
     match section {
         Section::Counts => counts_json(process),
         Section::Sockets => json!({ "pid": process.pid, "sockets": sockets_json(process, view) }),
-        Section::Config => json!({ "pid": process.pid, "config": config_json(process) }),
+        Section::Config => json!({
+            "pid": process.pid,
+            "library_version": process.header.library.map(version),
+            "protocol_version": process.header.protocol,
+            "config": config_json(process),
+        }),
         Section::Channels => json!({ "pid": process.pid, "channels": channels_json(process) }),
         Section::Memory => json!({
             "pid": process.pid,
@@ -146,6 +151,7 @@ fn counts_json(process: &Process) -> Value {
         "pid": process.pid,
         "program": process.name,
         "library_version": header.library.map(version),
+        "protocol_version": header.protocol,
         "connections_total": connections_total(process),
         "accelerated_total": accelerated_total(process),
         "open": by_path(&header.open_by_path),
@@ -240,7 +246,8 @@ fn counts_text(process: &Process, view: &View<'_>) -> String {
     let accelerated = accelerated_total(process);
     let share = share(process).map_or_else(String::new, |share| format!(" ({share})"));
     let mut out =
-        format!("{}: {total} connections, {accelerated} accelerated{share}\n\n", title(process));
+        format!("{}: {total} connections, {accelerated} accelerated{share}\n", title(process));
+    let _ = writeln!(out, "{}\n", versions(process));
 
     let mut paths = Table::new(&["Path", ">Open", ">Total", ">Tx-Bytes", ">Rx-Bytes"]);
     let bytes = bytes_by_path(process);
@@ -384,7 +391,7 @@ fn ring_text(connection: &Connection) -> String {
 
 fn config_text(process: &Process) -> String {
     let config = printable(&process.header.config);
-    format!("{}: configuration in effect\n\n{config}", title(process))
+    format!("{}: configuration in effect\n{}\n\n{config}", title(process), versions(process))
 }
 
 fn channels_text(process: &Process, view: &View<'_>) -> String {
@@ -491,6 +498,7 @@ pub fn processes_json(found: &[Found]) -> Value {
                 "uid": process.uid,
                 "container": process.container,
                 "library_version": process.header.library.map(version),
+                "protocol_version": process.header.protocol,
                 "library_replaced": process.is_library_replaced(),
                 "uptime_s": process.uptime.map(|uptime| uptime.as_secs()),
                 "connections_total": connections_total(process),
@@ -552,6 +560,16 @@ pub fn processes_text(found: &[Found], columns: Option<usize>) -> String {
         out = out + "\n" + &notes;
     }
     terminal::fold(out, columns)
+}
+
+/// Which library a process has, and by which version of their protocol it agrees with others.
+fn versions(process: &Process) -> String {
+    let unknown = || String::from("unknown");
+    let library = process.header.library.map_or_else(unknown, version);
+    let protocol = process.header.protocol.map_or_else(unknown, |number| number.to_string());
+    let replaced =
+        if process.is_library_replaced() { "; its file has been replaced since" } else { "" };
+    format!("Library {library}, protocol {protocol}{replaced}")
 }
 
 pub(crate) fn version([major, minor, patch]: [u16; 3]) -> String {

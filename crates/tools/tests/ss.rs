@@ -36,7 +36,7 @@ fn json_is_as_agreed() {
     let pid = std::process::id();
     let _inherited = Segment::filled(pid + 1);
     let segment = Segment::filled(pid);
-    segment.u64(offset_of!(Header, library), 0x1_0002_0003);
+    segment.u64(offset_of!(Header, library), 0xb_0001_0002_0003);
 
     let cnt = json_of("cnt");
     assert_eq!(cnt["pid"], json!(pid));
@@ -45,6 +45,7 @@ fn json_is_as_agreed() {
         json!(std::fs::read_to_string("/proc/self/comm").unwrap().trim_end())
     );
     assert_eq!(cnt["library_version"], json!("1.2.3"));
+    assert_eq!(cnt["protocol_version"], json!(11));
     assert_eq!(cnt["connections_total"], json!(15));
     assert_eq!(cnt["accelerated_total"], json!(11));
     assert_eq!(cnt["open"], json!({"tcp": 1, "shm": 2, "rdma": 1, "utcp": 0}));
@@ -86,6 +87,8 @@ fn json_is_as_agreed() {
 
     let cfg = json_of("cfg");
     assert_eq!(cfg["pid"], json!(pid));
+    assert_eq!(cfg["library_version"], json!("1.2.3"));
+    assert_eq!(cfg["protocol_version"], json!(11));
     assert_eq!(cfg["config"]["NACC_LOG_PATH"], json!({"value": "/a b", "origin": "file"}));
     assert_eq!(
         cfg["config"]["NACC_SOR_IO_THREADS"],
@@ -116,7 +119,8 @@ fn json_is_as_agreed() {
 fn tables_say_the_same() {
     let _alone = alone();
     let pid = std::process::id().to_string();
-    let _segment = Segment::filled(std::process::id());
+    let segment = Segment::filled(std::process::id());
+    segment.u64(offset_of!(Header, library), 0xb_0001_0002_0003);
     let text = |arguments: &[&str]| {
         let ran = ss(arguments);
         assert_eq!((ran.status, ran.err.as_str()), (Some(0), ""));
@@ -125,6 +129,9 @@ fn tables_say_the_same() {
     let cnt = text(&[&pid, "--wide"]);
     assert!(cnt.starts_with(&format!("Process {pid} (")), "{cnt}");
     assert!(cnt.contains("15 connections, 11 accelerated (73.3 %)"), "{cnt}");
+    for both in [&cnt, &text(&["-s", "cfg", &pid])] {
+        assert!(both.contains("\nLibrary 1.2.3, protocol 11\n"), "{both}");
+    }
     assert!(
         cnt.contains(
             "peer-without-library     0      3  No process with the library has asked for this connection as its peer.\n"
@@ -395,6 +402,7 @@ fn without_a_process_it_shows_which_there_are() {
     let ours = all.as_array().unwrap().iter().find(|row| row["pid"] == json!(id)).unwrap();
     assert_eq!(ours["uid"], json!(rustix::process::getuid().as_raw()));
     assert_eq!(ours["library_version"], json!("1.2.3"));
+    assert_eq!(ours["protocol_version"], json!(null), "an older library");
     assert_eq!(ours["library_replaced"], json!(false));
     assert_eq!(ours["connections_total"], json!(15));
     assert_eq!(ours["open"], json!({"tcp": 1, "shm": 2, "rdma": 1, "utcp": 0}));

@@ -50,6 +50,8 @@ pub struct Snapshot {
     pub started_unix_ns: u64,
     /// Version of the library: major, minor, patch; of an old one not known.
     pub library: Option<[u16; 3]>,
+    /// Version of the protocol by which it agrees with others; of an old one not known.
+    pub protocol: Option<u16>,
     /// Where the process hears requests: its descriptor, and the inode number of the pipe there.
     pub requests: Option<(u32, u32)>,
     /// The last answer to one.
@@ -165,6 +167,7 @@ impl Snapshot {
             requests: Some(requests).filter(|(_, inode)| *inode != 0),
             answer: u64_at(bytes, offset_of!(Header, answer)),
             library: library(u64_at(bytes, offset_of!(Header, library))),
+            protocol: protocol(u64_at(bytes, offset_of!(Header, library))),
             started_unix_ns: u64_at(bytes, offset_of!(Header, started_unix_ns)),
             conn_capacity: u32_at(bytes, offset_of!(Header, conn_capacity)),
             conn_high_water: u32_at(bytes, offset_of!(Header, conn_high_water)),
@@ -315,6 +318,10 @@ impl Channel {
             opened_unix_ns: u64_at(bytes, offset_of!(ChannelRecord, opened_unix_ns)),
         })
     }
+}
+
+pub(super) fn protocol(packed: u64) -> Option<u16> {
+    Some((packed >> super::PROTOCOL_AT) as u16).filter(|version| *version != 0)
 }
 
 pub(super) fn library(packed: u64) -> Option<[u16; 3]> {

@@ -340,7 +340,7 @@ fn a_record_is_never_free_between_claim_and_close() {
 #[test]
 fn a_fresh_segment_says_whose_it_is() {
     let header = header();
-    header.init(4711, 1_000_000_007, 96);
+    header.init(4711, 1_000_000_007, 96, 11);
     assert_eq!(header.magic.load(Relaxed), MAGIC);
     assert_eq!(header.version.load(Relaxed), VERSION);
     assert_eq!(header.pid.load(Relaxed), 4711);
@@ -349,6 +349,13 @@ fn a_fresh_segment_says_whose_it_is() {
     assert_eq!(header.conn_high_water.load(Relaxed), 0);
     let channels = header.channel_capacity.load(Relaxed) as usize;
     assert_eq!(channels, header.channels.len());
+    // Both versions, and neither in the other's way.
+    let library = header.library.load(Relaxed);
+    assert_eq!(
+        (read::library(library), read::protocol(library)),
+        (read::library(LIBRARY), Some(11))
+    );
+    assert_eq!(read::protocol(LIBRARY), None, "an older library's");
 }
 
 #[test]

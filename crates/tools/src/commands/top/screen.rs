@@ -132,6 +132,7 @@ mod tests {
             answer: 0,
             started_unix_ns: 1,
             library: Some([0, 1, 0]),
+            protocol: Some(11),
             conn_capacity: 8,
             conn_high_water: 8,
             open_by_path: [1, connections.len() as u64, 0, 0],
