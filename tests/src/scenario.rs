@@ -227,6 +227,7 @@ pub fn all() -> Vec<Scenario> {
     list.extend(scenarios::leaving::list());
     list.extend(scenarios::outgrown::list());
     list.extend(scenarios::adopt::list());
+    list.extend(scenarios::hosts::list());
     list
 }
 

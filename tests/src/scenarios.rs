@@ -11,6 +11,7 @@ pub mod ends;
 pub mod epoll;
 pub mod exhausted;
 pub mod fds;
+pub mod hosts;
 pub mod leaving;
 pub mod left;
 pub mod listens;

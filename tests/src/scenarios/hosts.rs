@@ -1,0 +1,309 @@
+//! What RDMA does otherwise than TCP, and says so in docs/manual/limits.md: each scenario asks for
+//! the difference there, and for what plain TCP does in every other mode. And what has to be the
+//! same, in ways that cost little where a system call is slow.
+
+use super::ends::{doomed, end, hears_of_it, poll_now, until_it_fails};
+use crate::ctx::{blocked, recv_exact, send_all};
+use crate::scenario::{Scenario, pair};
+use crate::sys::{self, E, Fd, over_rdma};
+use libc::{
+    EPOLLIN, IPPROTO_TCP, MSG_DONTWAIT, MSG_MORE, MSG_NOSIGNAL, POLLHUP, POLLIN, POLLRDHUP,
+    SIGKILL, SIGTERM, SIGUSR1, SOL_SOCKET, TCP_CORK,
+};
+
+/// What looks whether something takes longer than TCP's 200 ms has so many tries: a busy machine
+/// makes all of it slow.
+const TRIES: usize = 50;
+/// Connections that are sent to in turn, and how often.
+const TOLD: usize = 4;
+const ROUNDS: usize = 20;
+
+/// Whether the peer's death was a reset: one error, and the end of both directions.
+fn was_reset(fd: Fd) -> bool {
+    let (first, then) = (sys::recv(fd, &mut [0; 8], 0), sys::recv(fd, &mut [0; 8], 0));
+    let hung_up = poll_now(fd, POLLIN) & POLLHUP != 0;
+    (first, then, hung_up) == (Err(E(libc::ECONNRESET)), Ok(0), true)
+}
+
+/// Whether it was the end of the stream, and nothing else.
+fn was_the_end(fd: Fd) -> bool {
+    let (first, then) = (sys::recv(fd, &mut [0; 8], 0), sys::recv(fd, &mut [0; 8], 0));
+    let hung_up = poll_now(fd, POLLIN) & POLLHUP != 0;
+    (first, then, hung_up) == (Ok(0), Ok(0), false)
+}
+
+pub fn list() -> Vec<Scenario> {
+    let mut all = ends();
+    all.extend(sends());
+    all.extend(others());
+    all
+}
+
+fn ends() -> Vec<Scenario> {
+    vec![
+        pair(
+            "hosts/killed-with-nothing-unread",
+            "a peer dies with nothing unread or under way: the end of the stream; over RDMA a reset, unless it ended by _exit",
+            |t| {
+                for death in [SIGKILL, SIGTERM, SIGUSR1] {
+                    let listener = t.listener();
+                    t.publish(listener);
+                    let child = doomed(t, listener, 1, |t, fds| {
+                        recv_exact(fds[0], 100);
+                        t.tell("read");
+                    });
+                    t.wait("end");
+                    end(child, death);
+                    t.tell("ended");
+                    sys::close(listener).expect("close");
+                }
+                t.meet("over");
+            },
+            |t| {
+                for death in [SIGKILL, SIGTERM, SIGUSR1] {
+                    let fd = t.client();
+                    send_all(fd, &[1; 100]);
+                    t.wait("read");
+                    t.tell("end");
+                    t.wait("ended");
+                    hears_of_it(fd, POLLRDHUP);
+                    let resets = over_rdma() && death != SIGUSR1;
+                    let right = if resets { was_reset(fd) } else { was_the_end(fd) };
+                    t.log("as it has to be", right);
+                    sys::close(fd).expect("close");
+                }
+                t.meet("over");
+            },
+        ),
+        pair(
+            "hosts/killed-with-a-child",
+            "a process is killed, and its forked child has the connection: it goes on; over RDMA it is reset when that uses it",
+            |t| {
+                let listener = t.listener();
+                t.publish(listener);
+                let [from, to] = sys::pipe();
+                let maker = doomed(t, listener, 1, move |t, fds| {
+                    recv_exact(fds[0], 1000);
+                    if sys::fork().expect("fork") == 0 {
+                        t.tell("forked");
+                        let _ = sys::read(from, &mut [0]);
+                        let _ = sys::send(fds[0], b"child", MSG_NOSIGNAL);
+                        let _ = sys::recv(fds[0], &mut [0; 100], 0);
+                        sys::exit_now(0);
+                    }
+                });
+                t.wait("kill");
+                sys::kill(maker.pid, SIGKILL).expect("kill");
+                let _ = sys::wait_child(maker.pid);
+                t.tell("killed");
+                t.wait("go on");
+                let _ = sys::write(to, b"x");
+                let _ = maker.join();
+                t.tell("over");
+            },
+            |t| {
+                let fd = t.client();
+                send_all(fd, &[1; 1000]);
+                t.wait("forked");
+                t.tell("kill");
+                t.wait("killed");
+                t.log("poll", sys::poll_names(poll_now(fd, POLLIN | POLLRDHUP)));
+                send_all(fd, &[1; 100]);
+                t.tell("go on");
+                let right = if over_rdma() {
+                    hears_of_it(fd, POLLRDHUP);
+                    was_reset(fd)
+                } else {
+                    recv_exact(fd, 5) == b"child"
+                };
+                t.log("as it has to be", right);
+                t.wait("over");
+                let (e, soon) = until_it_fails(1000, 1, || sys::send(fd, &[1; 64], MSG_NOSIGNAL));
+                t.log("send", (soon, matches!(e, E(libc::EPIPE | libc::ECONNRESET))));
+            },
+        ),
+    ]
+}
+
+fn sends() -> Vec<Scenario> {
+    vec![
+        pair(
+            "hosts/not-held-back",
+            "what MSG_MORE and TCP_CORK hold back: for 200 ms at least, or until it is pushed; over RDMA not at all",
+            |t| {
+                let fd = t.server();
+                while t.hear() == "look" {
+                    recv_exact(fd, 6);
+                    t.tell("seen");
+                }
+            },
+            |t| {
+                let fd = t.client();
+                let mut at_once = false;
+                for _ in 0..TRIES {
+                    t.tell("look");
+                    let begin = sys::now_ns();
+                    sys::setopt(fd, IPPROTO_TCP, TCP_CORK, 1).expect("TCP_CORK");
+                    sys::send(fd, b"abc", 0).expect("send");
+                    sys::send(fd, b"def", MSG_MORE).expect("send");
+                    t.wait("seen");
+                    at_once |= sys::now_ns() - begin < 150_000_000;
+                    sys::setopt(fd, IPPROTO_TCP, TCP_CORK, 0).expect("TCP_CORK");
+                    if at_once || !over_rdma() {
+                        break;
+                    }
+                }
+                t.log("as it has to be", at_once == over_rdma());
+                t.tell("end");
+            },
+        )
+        .skip(&[
+            ("early", "a change of path sends what is held back"),
+            ("new", "a change of path sends what is held back"),
+            ("fast", "a change of path sends what is held back"),
+            ("switch", "a change of path sends what is held back"),
+        ]),
+        pair(
+            "hosts/larger-send-buffer",
+            "a larger SO_SNDBUF ends a blocked send; over RDMA that waits until the peer reads",
+            |t| {
+                let fd = t.server();
+                loop {
+                    match t.hear().as_str() {
+                        "read" => while sys::recv(fd, &mut [0; 65536], MSG_DONTWAIT).is_ok() {},
+                        _ => break,
+                    }
+                    t.tell("has read");
+                }
+                t.log("end", end_of(fd));
+            },
+            |t| {
+                let fd = t.client();
+                let mut waits = false;
+                for _ in 0..if over_rdma() { 10 } else { 1 } {
+                    sys::setopt(fd, SOL_SOCKET, libc::SO_SNDBUF, 10_000).expect("SO_SNDBUF");
+                    let sender = blocked(move || {
+                        while sys::send(fd, &[1; 4096], MSG_NOSIGNAL | MSG_DONTWAIT).is_ok() {}
+                        sys::send(fd, &[1; 4096], MSG_NOSIGNAL)
+                    });
+                    sys::setopt(fd, SOL_SOCKET, libc::SO_SNDBUF, 400_000).expect("SO_SNDBUF");
+                    // (A connection that has just come onto whole rings has room by itself.)
+                    if over_rdma() {
+                        sys::sleep_ms(50);
+                        waits |= !sender.is_finished();
+                        t.tell("read");
+                        t.wait("has read");
+                    }
+                    let sent = sender.join().expect("thread");
+                    assert!(sent.is_ok_and(|n| n > 0), "{sent:?}");
+                    if waits {
+                        break;
+                    }
+                }
+                t.log("as it has to be", waits == over_rdma());
+                sys::shutdown(fd, libc::SHUT_WR).expect("shutdown");
+                t.tell("end");
+                t.log("end", end_of(fd));
+            },
+        )
+        .any_path(),
+    ]
+}
+
+fn end_of(fd: Fd) -> bool {
+    while let Ok(n) = sys::recv(fd, &mut [0; 65536], 0) {
+        if n == 0 {
+            let _ = sys::shutdown(fd, libc::SHUT_WR);
+            return true;
+        }
+    }
+    false
+}
+
+fn others() -> Vec<Scenario> {
+    vec![
+        pair(
+            "hosts/forked-after-accept",
+            "a server forks for each connection, as PostgreSQL does: right, and between hosts on TCP",
+            |t| {
+                let listener = t.listener();
+                t.publish(listener);
+                for _ in 0..3 {
+                    let fd = sys::accept(listener).expect("accept");
+                    let child = t.child(|t| {
+                        let _ = sys::close(listener);
+                        while recv_exact(fd, 4) != b"end." {
+                            send_all(fd, b"more");
+                        }
+                        t.pour(fd, 3, 200_000);
+                        String::from("served")
+                    });
+                    sys::close(fd).expect("close");
+                    t.log("child", child.join());
+                }
+                t.meet("over");
+            },
+            |t| {
+                let addr = t.hear_addr();
+                for _ in 0..3 {
+                    let fd = sys::socket(addr.family(), libc::SOCK_STREAM, 0).expect("socket");
+                    sys::connect(fd, addr).expect("connect");
+                    for _ in 0..20 {
+                        send_all(fd, b"ask.");
+                        recv_exact(fd, 4);
+                    }
+                    if over_rdma() {
+                        t.is_back(fd);
+                    }
+                    send_all(fd, b"end.");
+                    t.drain_to_end(fd, 3);
+                    sys::close(fd).expect("close");
+                }
+                t.meet("over");
+            },
+        )
+        .any_path(),
+        pair(
+            "hosts/each-is-told-once",
+            "connections of one epoll set are sent to in turn: each is reported, once, in whatever order",
+            |t| {
+                let fds = t.servers(TOLD);
+                let set = sys::epoll_create1(libc::EPOLL_CLOEXEC).expect("epoll_create1");
+                for (i, fd) in fds.iter().enumerate() {
+                    sys::epoll_ctl(set, libc::EPOLL_CTL_ADD, *fd, EPOLLIN as u32, i as u64)
+                        .expect("ADD");
+                }
+                let mut wrong = 0;
+                for round in 0..ROUNDS {
+                    t.tell("go");
+                    let mut heard = [0; TOLD];
+                    while heard.iter().sum::<usize>() < TOLD {
+                        let events = sys::epoll_wait(set, 8, 20_000).expect("epoll_wait");
+                        assert!(!events.is_empty(), "round {round}: {heard:?}");
+                        for (events, i) in events {
+                            heard[i as usize] += 1;
+                            wrong += usize::from(events != EPOLLIN as u32);
+                            recv_exact(fds[i as usize], 1);
+                        }
+                    }
+                    wrong += usize::from(heard != [1; TOLD]);
+                    t.wait("sent");
+                }
+                t.log("wrong", wrong);
+                t.log("rest", sys::epoll_wait(set, 8, 0).map(|e| e.len()));
+                t.tell("end");
+            },
+            |t| {
+                let fds = t.clients(TOLD);
+                for round in 0..ROUNDS {
+                    t.wait("go");
+                    for i in 0..TOLD {
+                        send_all(fds[(i + round) % TOLD], b"x");
+                    }
+                    t.tell("sent");
+                }
+                t.wait("end");
+            },
+        ),
+    ]
+}
