@@ -8,10 +8,12 @@ use crate::segment;
 use crate::selection::Network;
 use netacc_control::trace::{DIRECTORY, Head, NAME, RingText};
 use rustix::fs::{AtFlags, FileType, Mode, OFlags, SeekFrom, StatxFlags, statx};
+use rustix::io::Errno;
 use std::collections::HashSet;
 use std::fmt;
 use std::fs::{self, File};
 use std::io;
+use std::ops::Range;
 use std::os::fd::{AsFd, AsRawFd};
 use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::{Path, PathBuf};
@@ -112,7 +114,7 @@ impl Trace {
         let mut rings = Vec::new();
         let there = self.file.metadata().map_or(0, |data| data.len()).min(BYTES_MAX);
         let (mut bytes, mut again) = (vec![0; self.head.ring_bytes], [0; SEEN_BYTES]);
-        let mut written_from = 0;
+        let mut written = 0..0;
         for i in 0..self.head.rings.max(1) {
             let at = (self.head.rings_at as u64).saturating_add(i as u64 * bytes.len() as u64);
             let behind = at.saturating_add(bytes.len() as u64);
@@ -120,10 +122,10 @@ impl Trace {
                 break;
             }
             // What nobody has written costs its owner nothing: it is not to cost the reader.
-            if written_from < behind {
-                written_from = self.written_from(at);
+            if written.end < behind {
+                written = self::written(&self.file, at);
             }
-            if written_from >= behind {
+            if written.start >= behind {
                 continue;
             }
             // (Most connections do nothing most of the time.)
@@ -146,17 +148,6 @@ impl Trace {
         rings
     }
 
-    /// Where in the file the first byte from there on is that was ever written.
-    fn written_from(&self, at: u64) -> u64 {
-        match rustix::fs::seek(&self.file, SeekFrom::Data(at)) {
-            Ok(there) => there,
-            // Nothing is.
-            Err(rustix::io::Errno::NXIO) => u64::MAX,
-            // The file system does not know.
-            Err(_) => at,
-        }
-    }
-
     /// `killed`, `exited` or `live`.
     pub fn state(&self) -> &'static str {
         match (self.is_live, self.head.is_ended) {
@@ -164,6 +155,18 @@ impl Trace {
             (false, true) => "exited",
             (false, false) => "killed",
         }
+    }
+}
+
+/// Which part of a file, the first one from there on, was ever written.
+fn written(file: &File, at: u64) -> Range<u64> {
+    let seek = |from| rustix::fs::seek(file, from);
+    match seek(SeekFrom::Data(at)) {
+        Ok(start) => start..seek(SeekFrom::Hole(start)).unwrap_or(start),
+        // Nothing is.
+        Err(Errno::NXIO) => u64::MAX..u64::MAX,
+        // The file system does not know.
+        Err(_) => at..u64::MAX,
     }
 }
 
@@ -292,6 +295,19 @@ mod tests {
         assert!(is_tmpfs(mounts, (0, 21)));
         assert!(!is_tmpfs(mounts, (0, 30)), "what calls itself so");
         assert!(!is_tmpfs("", (0, 21)));
+    }
+
+    #[test]
+    fn what_was_never_written_is_passed_over() {
+        const HOLE: u64 = 1 << 22;
+        let memory = rustix::fs::memfd_create(c"netacc-test", rustix::fs::MemfdFlags::CLOEXEC);
+        let file = File::from(memory.unwrap());
+        file.set_len(3 * HOLE).unwrap();
+        file.write_all_at(b"x", HOLE + 5).unwrap();
+        let first = written(&file, 0);
+        assert!(first.contains(&(HOLE + 5)), "{first:?}");
+        assert!(first.start >= HOLE && first.end <= 2 * HOLE, "{first:?}");
+        assert_eq!(written(&file, 2 * HOLE), u64::MAX..u64::MAX);
     }
 
     #[test]
