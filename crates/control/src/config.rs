@@ -597,6 +597,11 @@ impl<'a> Raw<'a> {
     }
 }
 
+/// The path of the log that stands for the system's: syslog(3), or systemd's journal.
+pub const SYSLOG: &str = "syslog";
+/// Where that listens.
+pub const SYSLOG_SOCKET: &str = "/dev/log";
+
 /// Writes the path of the log of process `pid`, of user `uid`: `%p` in it is the former, `%u` the
 /// latter, `%%` a `%`; others stay.
 pub fn write_log_path(out: &mut impl fmt::Write, path: &str, pid: u32, uid: u32) -> fmt::Result {

@@ -1,4 +1,5 @@
-//! The log: one line per message, appended by one `write`. Never on the data path.
+//! The log: one line per message, appended by one `write`, or sent to the system's log. Never on
+//! the data path.
 //!
 //! The file is one that this user made, a regular one under one name alone ([`is_ours`]): in a
 //! directory that others can write it may be anything. A line that cannot be written is counted
@@ -11,12 +12,18 @@ use crate::{config, numbers, stats, sys};
 use core::ffi::c_int;
 use core::fmt::{self, Write as _};
 use core::sync::atomic::{AtomicU32, AtomicU64, Ordering::*};
-use netacc_control::config::{LogLevel, write_log_path};
+use netacc_control::config::{LogLevel, SYSLOG, SYSLOG_SOCKET, write_log_path};
 use netacc_control::stats::Counter;
 
 struct Line {
     bytes: [u8; 512],
     len: usize,
+}
+
+impl Line {
+    fn text(&self) -> &[u8] {
+        self.bytes.get(..self.len).unwrap_or(&[])
+    }
 }
 
 impl fmt::Write for Line {
@@ -44,11 +51,51 @@ pub(crate) fn log(level: LogLevel, text: fmt::Arguments<'_>) {
     if !says(level) {
         return;
     }
-    let config = config::get();
-    let Some(path) = expanded(&config.log_path) else {
+    let path = &config::get().log_path;
+    let is_written =
+        if path == SYSLOG { send(SYSLOG_SOCKET, level, text) } else { append(path, level, text) };
+    if !is_written {
         stats::count(Counter::LogLinesDropped);
-        return;
+    }
+}
+
+/// Sends a line to the system's log, as syslog(3) does; whoever listens there notes the time.
+/// (RFC 3164, 4.1: the priority, the tag, the text.)
+fn send(socket: &str, level: LogLevel, text: fmt::Arguments<'_>) -> bool {
+    let severity = match level {
+        LogLevel::Trace | LogLevel::Debug => libc::LOG_DEBUG,
+        LogLevel::Info => libc::LOG_INFO,
+        LogLevel::Warn => libc::LOG_WARNING,
+        LogLevel::Error => libc::LOG_ERR,
+        LogLevel::Fatal => libc::LOG_CRIT,
     };
+    let mut line = Line { bytes: [0; 512], len: 0 };
+    let _ = write!(line, "<{}>netacc[{}]: {text}", libc::LOG_USER | severity, sys::getpid());
+    let mut to = [0u8; 2 + 108];
+    let [family, path @ ..] = &mut to;
+    *family = libc::AF_UNIX as u8;
+    // (A family has two bytes; a path ends in a 0.)
+    let Some(path) = path.get_mut(1..=socket.len()) else { return false };
+    path.copy_from_slice(socket.as_bytes());
+    numbers::exclusively(|| {
+        let how = libc::SOCK_DGRAM | libc::SOCK_CLOEXEC | libc::SOCK_NONBLOCK;
+        let fd = sys::socket(libc::AF_UNIX, how, 0) as c_int;
+        if fd < 0 {
+            return false;
+        }
+        let text = line.text();
+        let flags = libc::MSG_NOSIGNAL | libc::MSG_DONTWAIT;
+        // SAFETY: `text` has that many bytes.
+        let sent = || unsafe { sys::sendto(fd, text.as_ptr(), text.len(), flags) };
+        let is_sent = sys::connect(fd, &to) == 0 && sent() == text.len() as isize;
+        let _ = sys::close(fd);
+        is_sent
+    })
+}
+
+/// Appends a line to a file.
+fn append(path: &str, level: LogLevel, text: fmt::Arguments<'_>) -> bool {
+    let Some(path) = expanded(path) else { return false };
     let mut line = Line { bytes: [0; 512], len: 0 };
     let now = Time(sys::unix_ns());
     let _ = write!(line, "{now} {} [{}] {text}", level.as_str(), sys::getpid());
@@ -62,8 +109,8 @@ pub(crate) fn log(level: LogLevel, text: fmt::Arguments<'_>) {
         | libc::O_CLOEXEC
         | libc::O_NOFOLLOW
         | libc::O_NONBLOCK;
-    let text = line.bytes.get(..line.len).unwrap_or(&[]);
-    let written = numbers::exclusively(|| {
+    let text = line.text();
+    numbers::exclusively(|| {
         let fd = sys::open(path.with_nul(), flags, 0o600) as c_int;
         if fd < 0 {
             return false;
@@ -71,10 +118,7 @@ pub(crate) fn log(level: LogLevel, text: fmt::Arguments<'_>) {
         let written = is_ours(fd) && sys::write(fd, text) == text.len() as isize;
         let _ = sys::close(fd);
         written
-    });
-    if !written {
-        stats::count(Counter::LogLinesDropped);
-    }
+    })
 }
 
 /// A path, as long as the configuration allows one to be, and its NUL.
@@ -230,6 +274,33 @@ mod tests {
         ] {
             assert_eq!(of(seconds), std::format!("{text}.000007Z"));
         }
+    }
+
+    #[test]
+    fn the_systems_log_has_a_line_for_each_message() {
+        use std::os::unix::net::UnixDatagram;
+        let place = std::env::temp_dir().join(std::format!("netacc-syslog-{}", std::process::id()));
+        let path = place.to_str().unwrap();
+        assert!(!send(path, LogLevel::Warn, format_args!("nobody listens")));
+        let daemon = UnixDatagram::bind(&place).unwrap();
+        assert!(send(path, LogLevel::Warn, format_args!("100 % {}", 'ä')));
+        let long = "x".repeat(1000);
+        assert!(send(path, LogLevel::Debug, format_args!("{long}")));
+        let mut bytes = [0; 2000];
+        let mut read = || {
+            let n = daemon.recv(&mut bytes).unwrap();
+            std::string::String::from_utf8(bytes[..n].into()).unwrap()
+        };
+        let pid = std::process::id();
+        assert_eq!(read(), std::format!("<12>netacc[{pid}]: 100 % ä"));
+        let cut = read();
+        assert!(cut.starts_with(&std::format!("<15>netacc[{pid}]: xxx")) && cut.len() == 511);
+        // Nobody is waited for: what a daemon that hangs has no room for is not sent.
+        while send(path, LogLevel::Warn, format_args!("more")) {}
+        drop(daemon);
+        assert!(!send(path, LogLevel::Warn, format_args!("it has ended")));
+        assert!(!send(&long, LogLevel::Warn, format_args!("a path that is too long")));
+        std::fs::remove_file(&place).unwrap();
     }
 
     #[test]

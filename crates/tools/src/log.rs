@@ -1,16 +1,23 @@
 //! Whether the library will be able to write its log. It counts lines that it can't write, but has
 //! nobody to tell; `netacc_run` has.
 
-use netacc_control::config::write_log_path;
+use netacc_control::config::{SYSLOG, SYSLOG_SOCKET, write_log_path};
 use rustix::fs::{Access, AtFlags, CWD, Mode, OFlags, accessat, fstat, open};
 use rustix::io::Errno;
 use rustix::process::{geteuid, getpid};
+use std::os::unix::net::UnixDatagram;
 use std::path::Path;
 
 /// What is in the way of a log at `path`, as the configuration has it; for the operator.
 pub fn obstacle(path: &str) -> Option<String> {
     if path.is_empty() {
         return None;
+    }
+    if path == SYSLOG {
+        let connected = UnixDatagram::unbound().and_then(|socket| socket.connect(SYSLOG_SOCKET));
+        return connected.err().map(|error| {
+            format!("nobody takes what goes to the system's log: {SYSLOG_SOCKET}: {error}")
+        });
     }
     let mut name = String::new();
     // (This process becomes the command, and keeps its number.)

@@ -206,6 +206,10 @@ fn a_log_that_cannot_be_written_is_named() {
     is(&scratch.path("none/log"), "none: No such file or directory");
     is(&scratch.path("."), "Is a directory");
     is(Path::new("/dev/null"), "it is not a regular file");
+    let syslog = said(Path::new("syslog"));
+    let is_there = std::os::unix::net::UnixDatagram::unbound().unwrap().connect("/dev/log").is_ok();
+    let problem = "netacc_run: warning: nobody takes what goes to the system's log: /dev/log: ";
+    assert_eq!((syslog.is_empty(), syslog.starts_with(problem)), (is_there, !is_there), "{syslog}");
     std::fs::hard_link(&file, scratch.path("second")).unwrap();
     is(&file, "it has several names");
     std::fs::remove_file(scratch.path("second")).unwrap();

@@ -244,7 +244,7 @@ settings! {
         "Least severe message that is logged: 0 TRACE, 1 DEBUG, 2 INFO, 3 WARN, 4 ERROR, 5 FATAL.";
     LogPath "NACC_LOG_PATH" = "/tmp/netacc.log", Kind::Path, None, EVERYWHERE, RESTART,
         "log file",
-        "File to which the library appends its messages; empty: no log. %p in it is the number of the process, %u that of its effective user, %% a %. A file belongs to the user whose program wrote first: programs of several users need several files.";
+        "File to which the library appends its messages; empty: no log; syslog: the system's log (/dev/log: a daemon of syslog's, or systemd's journal). %p in a path is the number of the process, %u that of its effective user, %% a %. A file belongs to the user whose program wrote first: programs of several users need several files.";
     Affinity "NACC_SOR_AFFINITY" = "", Kind::CpuList, letter('A'), ON_RDMA, RESTART,
         "CPUs for the I/O threads",
         "CPUs on which the library's I/O threads may run, such as 0, 1-3 or 1,3,4; empty: all.";
