@@ -454,8 +454,9 @@ impl Channel {
 
     #[cold]
     fn ring_for(&self, slot: usize, place: usize) {
-        self.wake_peer(place);
+        // First: what the peer's trace says of its wake is to come behind this.
         trace::rang(self.sockets.get(slot).map_or(core::ptr::null_mut(), |s| s.load(Acquire)));
+        self.wake_peer(place);
     }
 
     /// Before news is announced to the peer's set: whether something went by the kernel before it.

@@ -96,14 +96,15 @@ impl Looks {
         let mut found = Vec::new();
         let mut strangers = HashMap::new();
         for pid in segment::pids().unwrap_or_default() {
-            if let Some(stranger) = self.strangers.remove(&pid)
-                && stranger.is_still(pid)
-            {
-                strangers.insert(pid, stranger);
-                continue;
-            }
+            let before = match self.strangers.remove(&pid) {
+                Some(stranger) if stranger.is_still(pid) => {
+                    strangers.insert(pid, stranger);
+                    continue;
+                }
+                before => before,
+            };
             // (What it runs is asked first: by the time that its library is, it may run another.)
-            let stranger = Stranger::of(pid);
+            let stranger = Stranger::of(pid, before.as_ref());
             let process = segment::look(pid, self.known.get(&pid).copied());
             if has_library(&process) {
                 found.push(Found { pid, process });

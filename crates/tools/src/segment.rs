@@ -399,22 +399,26 @@ fn loaded_library(directory: &Path) -> Result<Option<Loaded>, SegmentError> {
     }))
 }
 
-/// A program that does not have the library. (One that has only begun may get it yet.)
+/// A program that does not have the library.
 #[derive(Debug)]
 pub struct Stranger {
     program: [u64; 2],
     asked: Instant,
+    /// It was seen without the library before: one that has only begun may get it yet.
+    is_sure: bool,
 }
 
 impl Stranger {
-    /// The program that a process runs.
-    pub fn of(pid: u32) -> Option<Stranger> {
-        Some(Stranger { program: program(pid)?, asked: Instant::now() })
+    /// The program that a process runs, which was without the library before, too, or was not seen.
+    pub fn of(pid: u32, before: Option<&Stranger>) -> Option<Stranger> {
+        let program = program(pid)?;
+        let is_sure = before.is_some_and(|before| before.program == program);
+        Some(Stranger { program, asked: Instant::now(), is_sure })
     }
 
     /// Whether the process still runs it, as far as that is taken for granted.
     pub fn is_still(&self, pid: u32) -> bool {
-        self.asked.elapsed() < ASKED_FOR && program(pid) == Some(self.program)
+        self.is_sure && self.asked.elapsed() < ASKED_FOR && program(pid) == Some(self.program)
     }
 }
 
@@ -530,17 +534,17 @@ mod tests {
     #[test]
     fn a_stranger_is_known_until_it_runs_another_program() {
         let mut child = std::process::Command::new("sh")
-            .args(["-c", "read line; exec cat"])
+            .args(["-c", "echo up; read line; exec cat"])
             .stdin(std::process::Stdio::piped())
             .stdout(std::process::Stdio::piped())
             .spawn()
             .unwrap();
         let pid = child.id();
-        // (The child may still be about to run sh.)
-        while name(pid).unwrap() != "sh" {
-            std::thread::yield_now();
-        }
-        let stranger = Stranger::of(pid).unwrap();
+        let mut up = [0; 3];
+        child.stdout.as_mut().unwrap().read_exact(&mut up).unwrap();
+        let seen_once = Stranger::of(pid, None).unwrap();
+        assert!(!seen_once.is_still(pid), "it may have only begun");
+        let stranger = Stranger::of(pid, Some(&seen_once)).unwrap();
         assert!(stranger.is_still(pid) && !stranger.is_still(std::process::id()));
         child.stdin.as_mut().unwrap().write_all(b"go\nseen\n").unwrap();
         let mut seen = [0; 5];

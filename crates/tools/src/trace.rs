@@ -137,13 +137,15 @@ impl Trace {
             if self.file.read_exact_at(&mut bytes, at).is_err() {
                 break;
             }
-            if let Some(first) = bytes.first_chunk() {
-                seen.resize(seen.len().max(i + 1), [0; SEEN_BYTES]);
-                seen[i] = *first;
-            }
             let behind = self.file.read_exact_at(&mut again, at).is_ok() && self.is_live;
             let again = behind.then_some(again.as_slice());
-            rings.extend(RingText::read(&self.head, &bytes, again));
+            let ring = RingText::read(&self.head, &bytes, again);
+            // (Where an event is still being written, the next look reads all of it again.)
+            let is_whole = ring.as_ref().is_none_or(|r| r.read_up_to() == r.recorded);
+            let first = bytes.first_chunk().filter(|_| is_whole || !self.is_live);
+            seen.resize(seen.len().max(i + 1), [0; SEEN_BYTES]);
+            seen[i] = first.copied().unwrap_or([0; SEEN_BYTES]);
+            rings.extend(ring);
         }
         rings
     }

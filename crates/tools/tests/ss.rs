@@ -255,10 +255,11 @@ fn a_segment_may_move_between_two_looks() {
         let found = looks.all().0.into_iter().find(|found| found.pid == id);
         found.map(|found| found.process.map(|process| process.known.at).ok())
     };
+    // (A program without the library is not asked at each look; seen once, it may have only begun.)
     let mut early = Looks::default();
     assert_eq!(segment_in(&mut early), None);
     let segment = Segment::filled(id);
-    assert_eq!(segment_in(&mut early), None, "a program without the library gets none");
+    assert!(segment_in(&mut early).is_some());
     let mut looks = Looks::default();
     let mut look = || segment_in(&mut looks);
     let first = look().unwrap().unwrap();

@@ -214,6 +214,12 @@ pub struct RingText {
 }
 
 impl RingText {
+    /// The index of the first event that is not read yet. (A writer takes an event's place first,
+    /// and writes it then.)
+    pub fn read_up_to(&self) -> u64 {
+        self.events.last().map_or(0, |(index, ..)| index.saturating_add(1))
+    }
+
     /// Reads a ring of a file with that head. `again`: its head, as it was read behind that, if
     /// somebody may be writing. `None`: nothing was ever in it, or it changed under the reader.
     pub fn read(head: &Head, bytes: &[u8], again: Option<&[u8]>) -> Option<RingText> {

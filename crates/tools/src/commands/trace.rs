@@ -99,9 +99,8 @@ fn show(matches: &ArgMatches) -> c_int {
         Err(status) => return status,
     };
     let wanted = wanted(matches);
-    if let Some(name) = unknown_event(&traces, &wanted) {
-        complain(format_args!("{name}: not an event; valid: {}", names(&traces).join(", ")));
-        return STATUS_USAGE;
+    if let Some(status) = refuses_events(&traces, &wanted) {
+        return status;
     }
     let is_json = matches.get_flag("json");
     if matches.get_flag("follow") {
@@ -118,17 +117,25 @@ fn show(matches: &ArgMatches) -> c_int {
 
 /// The names of the events that these traces can have.
 fn names(traces: &[Trace]) -> Vec<&str> {
-    let mut names: Vec<&str> = traces.iter().flat_map(|trace| trace.head.table.names()).collect();
+    // (The first one is none: it marks what was never written.)
+    let mut names: Vec<&str> =
+        traces.iter().flat_map(|trace| trace.head.table.names().skip(1)).collect();
+    if !names.is_empty() {
+        names.push(text::UNKNOWN);
+    }
     names.sort_unstable();
     names.dedup();
     names
 }
 
-/// A name that is none of an event.
-fn unknown_event<'a>(traces: &[Trace], wanted: &'a Wanted) -> Option<&'a String> {
+/// Where an event is asked for that none of these can have, that has been said, and this is the
+/// status.
+fn refuses_events(traces: &[Trace], wanted: &Wanted) -> Option<c_int> {
     let names = names(traces);
     let is_unknown = |name: &&String| !names.is_empty() && !names.contains(&name.as_str());
-    wanted.events.iter().find(is_unknown)
+    let name = wanted.events.iter().find(is_unknown)?;
+    complain(format_args!("{name}: not an event; valid: {}", names.join(", ")));
+    Some(STATUS_USAGE)
 }
 
 /// Says what is new, again and again, as long as one of the processes runs.
@@ -144,13 +151,14 @@ fn follow(mut traces: Vec<Trace>, wanted: &Wanted, is_json: bool) -> c_int {
         let mut lines = Vec::new();
         for (at, (trace, seen)) in traces.iter().zip(&mut seen).enumerate() {
             for ring in trace.changed_rings(seen) {
-                let before = said.insert((at, ring.number), ring.recorded).unwrap_or(0);
+                let before = said.insert((at, ring.number), ring.read_up_to()).unwrap_or(0);
                 if wanted.has(&ring) {
                     lines.extend(text::lines(trace, &ring, wanted, before, is_json));
                 }
             }
         }
-        lines.sort();
+        // (Those of one moment stay in their order.)
+        lines.sort_by_key(|(ns, _)| *ns);
         let text: String = lines.into_iter().map(|(_, line)| line).collect();
         let text = if is_json { text } else { terminal::fold(text, terminal::columns()) };
         if let Err(status) = say(TOOL, &text) {
@@ -192,8 +200,13 @@ fn histogram(matches: &ArgMatches) -> c_int {
 }
 
 fn export(matches: &ArgMatches) -> c_int {
-    match meant(matches) {
-        Ok(traces) => print(TOOL, &format!("{}\n", chrome::events(&traces, &wanted(matches)))),
-        Err(status) => status,
+    let traces = match meant(matches) {
+        Ok(traces) => traces,
+        Err(status) => return status,
+    };
+    let wanted = wanted(matches);
+    if let Some(status) = refuses_events(&traces, &wanted) {
+        return status;
     }
+    print(TOOL, &format!("{}\n", chrome::events(&traces, &wanted)))
 }

@@ -77,7 +77,10 @@ impl Story {
     /// The connection's ring, if it says something new.
     fn news(&mut self, trace: &Trace) -> Option<RingText> {
         let Some(known) = &self.ring else {
-            self.seen.clear();
+            if !self.is_open {
+                // (What has its descriptor and its addresses now is another one.)
+                return None;
+            }
             let rings = trace.changed_rings(&mut self.seen).into_iter();
             return rings.filter(|ring| self.is_mine(trace, ring)).max_by_key(|ring| ring.number);
         };
@@ -103,12 +106,13 @@ impl Story {
     }
 
     fn tell(&mut self, trace: &Trace, ring: RingText) {
+        let was = self.lines.len();
         self.lines = events(trace, &ring, &Wanted::default());
-        // Who reads older ones goes on to see them.
         let before = self.ring.as_ref().map_or(0, |ring| ring.recorded);
+        let more = usize::try_from(ring.recorded.saturating_sub(before)).unwrap_or(0);
         if self.up > 0 {
-            let more = usize::try_from(ring.recorded.saturating_sub(before)).unwrap_or(0);
-            self.up = self.up.saturating_add(more).min(self.lines.len());
+            let fixed = (0u64..).zip(&ring.events).take_while(|(i, (at, ..))| i == at).count();
+            self.up = scrolled(self.up, more, [was, self.lines.len()], fixed);
         }
         self.ring = Some(ring);
     }
@@ -176,6 +180,18 @@ impl Story {
     }
 }
 
+/// Who reads older events goes on to see them: how far up that is, of now so many lines, where so
+/// many events are new. The first ones are `fixed`: they stay where they are. The others go up, and
+/// the oldest of them out.
+fn scrolled(up: usize, more: usize, [was, is]: [usize; 2], fixed: usize) -> usize {
+    let end = was.saturating_sub(up);
+    if end <= fixed {
+        return is.saturating_sub(end);
+    }
+    // (Behind the line that says how many are not kept.)
+    up.saturating_add(more).min(is.saturating_sub(fixed + 1))
+}
+
 /// A line in lines of at most so many columns, those behind the first further in.
 fn folded(line: &str, width: usize, further: usize) -> Vec<String> {
     let mut rows = vec![String::new()];
@@ -229,6 +245,17 @@ mod tests {
         assert_eq!(story.rows(20, 3), ["7", "8", "9"]);
         assert!(story.rows(20, 0).is_empty());
         assert_eq!(self::story(0).rows(10, 3), ["why there ", "is nothing"]);
+    }
+
+    #[test]
+    fn who_reads_older_events_goes_on_to_see_them() {
+        // Nothing is lost yet: each line stays where it is.
+        assert_eq!(scrolled(5, 3, [20, 23], 23), 8);
+        // 24 first ones, a line that says so, and the last 100.
+        assert_eq!(scrolled(110, 7, [125, 125], 24), 110, "the first ones stay");
+        assert_eq!(scrolled(30, 7, [125, 125], 24), 37, "the others go up");
+        assert_eq!(scrolled(95, 50, [125, 125], 24), 100, "and out");
+        assert_eq!(scrolled(20, 10, [120, 125], 24), 30, "the first ones that go out");
     }
 
     #[test]

@@ -45,7 +45,8 @@ pub(super) fn of(traces: &[Trace]) -> Vec<Times> {
         // (The first events of a connection are kept.)
         let first = |name| events.iter().find(|said| said.meaning.name == name);
         if let (Some(noted), Some(promoted)) = (first("noted"), first("promoted")) {
-            agreed.ns.extend(promoted.ns.checked_sub(noted.ns));
+            let is_first = is_whole(&known.gaps, noted.ns, promoted.ns);
+            agreed.ns.extend(promoted.ns.checked_sub(noted.ns).filter(|_| is_first));
         }
     }
     vec![doorbells, sleeps, agreed]

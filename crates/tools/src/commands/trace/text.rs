@@ -7,20 +7,23 @@ use netacc_control::trace::{Meaning, RingText, State};
 use serde_json::{Map, Value, json};
 use std::fmt::Write as _;
 
+/// What an event is called that the trace's own table does not have.
+pub(super) const UNKNOWN: &str = "unknown";
+
 /// `netacc trace list`.
 pub(super) fn list(traces: &[Trace], columns: Option<usize>) -> String {
     let mut table =
-        Table::new(&["PID", "UID", "PROGRAM", "STATE", "CONNECTIONS", "MISSED", "MEMORY", "TRACE"]);
+        Table::new(&["PID", "PROGRAM", "STATE", "CONNECTIONS", "MISSED", "MEMORY", "TRACE", "UID"]);
     for trace in traces {
         table.row([
             trace.pid.to_string(),
-            trace.uid.to_string(),
             one_line(&trace.head.program),
             trace.state().to_owned(),
             trace.head.rings.saturating_sub(1).to_string(),
             trace.head.missed.to_string(),
             size(trace.bytes),
             one_line(&trace.path.to_string_lossy()),
+            trace.uid.to_string(),
         ]);
     }
     match traces {
@@ -66,7 +69,7 @@ pub(super) fn said<'a>(trace: &'a Trace, ring: &RingText, wanted: &Wanted) -> Ve
     for (index, number, ns, what) in &ring.events {
         let meaning = trace.head.table.meaning(*number, *what);
         let meaning = meaning.unwrap_or(Meaning {
-            name: "unknown",
+            name: UNKNOWN,
             fields: vec![("number", u64::from(*number), None), ("what", *what, None)],
         });
         if wanted.events.is_empty() || wanted.events.iter().any(|name| name == meaning.name) {
