@@ -12,9 +12,6 @@
 //! server), and a thread may be cancelled or leave by `longjmp` in the middle of one. Then a number
 //! may be seen to be taken for some microseconds, which is all that can go wrong.
 //!
-//! `accept` may block for ever, and is not waited for. Where the library has made a descriptor in
-//! the meantime, what `accept` has given out gets the lowest number behind it ([`lowest`]).
-//!
 //! The first number that high is beyond the kernel's table of the process. In a process with
 //! several threads the kernel waits for every CPU before it has a larger one. So whoever listens
 //! has it made larger as long as there is one thread ([`make_room`]).
@@ -73,46 +70,12 @@ pub(crate) fn leave(epoch: u32) {
     }
 }
 
-/// How many were made, or begun.
-static MADE: AtomicU32 = AtomicU32::new(0);
-
 /// As [`enter`], for a call that may block for ever (accept): it only waits for the library.
-/// Returns what [`lowest`] wants.
 #[inline]
-pub(crate) fn pass() -> u32 {
-    let made = MADE.load(SeqCst);
-    // (Whoever sees that one was begun sees that it is being made, or that it is over.)
-    if MAKING.load(SeqCst) == 0 { made } else { pass_slow() }
-}
-
-#[cold]
-#[inline(never)]
-fn pass_slow() -> u32 {
-    let waited = wait_for_library();
-    MADE.load(SeqCst).wrapping_sub(u32::from(!waited))
-}
-
-/// `fd`, which a call has made that began with [`pass`], has the lowest free number, except where
-/// the library stood on a lower one. Returns its number from here on; nobody knew the other one.
-#[inline]
-pub(crate) fn lowest(fd: c_int, before: u32) -> c_int {
-    if MADE.load(SeqCst) == before { fd } else { move_down(fd) }
-}
-
-#[cold]
-#[inline(never)]
-fn move_down(fd: c_int) -> c_int {
-    let ticket = enter();
-    let copies = match sys::fcntl(fd, libc::F_GETFD, 0) as c_int & libc::FD_CLOEXEC {
-        0 => libc::F_DUPFD,
-        _ => libc::F_DUPFD_CLOEXEC,
-    };
-    let copy = sys::fcntl(fd, copies, 0) as c_int;
-    if copy >= 0 {
-        let _ = sys::close(fd.max(copy));
+pub(crate) fn pass() {
+    if MAKING.load(SeqCst) != 0 {
+        wait_for_library();
     }
-    leave(ticket);
-    if copy >= 0 { fd.min(copy) } else { fd }
 }
 
 /// False: it takes too long.
@@ -137,7 +100,6 @@ pub(crate) fn exclusively<R>(f: impl FnOnce() -> R) -> R {
     let signals = sys::hold_signals();
     let one = LIBRARY.lock();
     MAKING.store(1, SeqCst);
-    MADE.fetch_add(1, SeqCst);
     wait_for_calls();
     let r = f();
     MAKING.store(0, SeqCst);
@@ -377,32 +339,6 @@ mod tests {
         leave(stuck);
         assert_eq!(INSIDE.load(Relaxed), now, "and does not count when it ends");
         fd_words::close_internal(fd);
-    }
-
-    #[test]
-    fn what_is_accepted_has_the_lowest_number_though_the_library_stood_on_it() {
-        for flags in [0, libc::FD_CLOEXEC] {
-            assert!(crate::testing::alone_in_child(|| crate::testing::in_child(|| {
-                after_fork_in_child();
-                let accept = || sys::fcntl(0, libc::F_DUPFD, 0) as c_int;
-                let before = pass();
-                let first = lowest(accept(), before);
-                // The same call, while the library's stands on the lowest number.
-                let before = pass();
-                let mut accepted = -1;
-                let ours = make(|| {
-                    let low = sys::eventfd(0, libc::EFD_CLOEXEC);
-                    accepted = accept();
-                    let _ = sys::fcntl(accepted, libc::F_SETFD, flags as usize);
-                    low
-                });
-                let high = accepted;
-                accepted = lowest(accepted, before);
-                let kept = sys::fcntl(accepted, libc::F_GETFD, 0) as c_int;
-                let gone = sys::fcntl(high, libc::F_GETFD, 0) as c_int == -libc::EBADF;
-                (accepted, high, kept) == (first + 1, first + 2, flags) && gone && ours > high
-            })));
-        }
     }
 
     /// How many descriptors the kernel's table of this process has room for.

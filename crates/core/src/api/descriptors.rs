@@ -18,16 +18,10 @@ pub fn before_number() -> u32 {
 pub fn after_number(ticket: u32) {
     crate::numbers::leave(ticket)
 }
-/// As [`before_number`] for a call that may block for ever. Returns what [`lowest_number`] wants.
+/// As [`before_number`] for a call that may block for ever, and has no end to be told of.
 #[inline]
-pub fn pass_number() -> u32 {
+pub fn pass_number() {
     crate::numbers::pass()
-}
-/// Such a call has made `fd`. Returns the number that it has from here on: the lowest one, where
-/// the library stood on that.
-#[inline]
-pub fn lowest_number(fd: c_int, before: u32) -> c_int {
-    crate::numbers::lowest(fd, before)
 }
 
 /// Any call that returned a new descriptor which is not a socket of ours (open, pipe, eventfd,

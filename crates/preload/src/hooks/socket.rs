@@ -92,7 +92,7 @@ unsafe fn accept_beside(
 hook! {
     /// `accept(2)`.
     fn accept(listener: c_int, addr: *mut sockaddr, len: *mut socklen_t) -> c_int |next| {
-        let before = api::pass_number();
+        api::pass_number();
         if api::gives_out_more()
             && let Some(answer) = accept_beside(listener, addr, len, 0)
         {
@@ -100,9 +100,8 @@ hook! {
         }
         let mut own = Peer::new();
         let (addr, len) = own.or(addr, len);
-        let mut fd = next(listener, addr, len);
+        let fd = next(listener, addr, len);
         if fd >= 0 {
-            fd = api::lowest_number(fd, before);
             api::on_accept(listener, fd, addr, len);
         }
         fd
@@ -112,7 +111,7 @@ hook! {
 hook! {
     /// `accept4(2)`.
     fn accept4(listener: c_int, addr: *mut sockaddr, len: *mut socklen_t, flags: c_int) -> c_int |next| {
-        let before = api::pass_number();
+        api::pass_number();
         if api::gives_out_more()
             && let Some(answer) = accept_beside(listener, addr, len, flags)
         {
@@ -120,9 +119,8 @@ hook! {
         }
         let mut own = Peer::new();
         let (addr, len) = own.or(addr, len);
-        let mut fd = next(listener, addr, len, flags);
+        let fd = next(listener, addr, len, flags);
         if fd >= 0 {
-            fd = api::lowest_number(fd, before);
             api::on_accept(listener, fd, addr, len);
         }
         fd
