@@ -127,10 +127,16 @@ impl Set {
 
     /// How many events came within that time.
     pub fn wait(&self, ms: i32) -> usize {
+        self.heard(ms).len()
+    }
+
+    /// The data of those events.
+    pub fn heard(&self, ms: i32) -> Vec<u64> {
         let mut events = [epoll_event { events: 0, u64: 0 }; 8];
         let args = [self.0 as usize, events.as_mut_ptr() as usize, events.len(), ms as usize, 0, 8];
         // SAFETY: a buffer of so many events; no mask.
-        checked(unsafe { call(libc::SYS_epoll_pwait, args) }).expect("epoll_pwait")
+        let n = checked(unsafe { call(libc::SYS_epoll_pwait, args) }).expect("epoll_pwait");
+        events.iter().take(n).map(|event| event.u64).collect()
     }
 }
 

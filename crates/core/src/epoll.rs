@@ -38,6 +38,8 @@ const OUT: u32 = libc::EPOLLOUT as u32 | libc::EPOLLWRNORM as u32;
 const ALWAYS: u32 = libc::EPOLLERR as u32 | libc::EPOLLHUP as u32;
 const ET: u32 = libc::EPOLLET as u32;
 const ONESHOT: u32 = libc::EPOLLONESHOT as u32;
+/// How what gathers a listener's doorbells stands beside it.
+const GATHERED: u32 = IN | ET | ONESHOT;
 /// What the kernel is asked about the carrier of an attached socket.
 const CARRIER: u32 = libc::EPOLLIN as u32
     | libc::EPOLLOUT as u32
@@ -96,7 +98,7 @@ pub(crate) use at_listeners::wait;
 pub(crate) use ctl::ctl;
 pub(crate) use epoll_wait::on_wait;
 pub(crate) use hand_back::move_out;
-pub(crate) use handover::{bar, forget, leave_to_kernel, on_plain};
+pub(crate) use handover::{bar, before_exec, forget, leave_to_kernel, on_plain};
 use handover::{shine, unlight};
 use news::News;
 use peers::{activate, leave, leave_channels, post, prune, prune_if_due, take_place, unpost};
@@ -133,6 +135,7 @@ impl Sets for Instances {
         peers::place_for_takes(at(set), channel)
     }
     fn bar(&self, set: Place) {
+        handover::show_listeners(at(set), |_| true);
         handover::bar(at(set));
     }
 }
@@ -155,6 +158,8 @@ pub(crate) struct Epoll {
     tagged: AtomicBool,
     /// It must not get any (it is itself polled).
     barred: AtomicBool,
+    /// Others may wait in it: no listener's tag is put into it any more.
+    shown: AtomicBool,
     /// Somebody has waited for it by a call that is seen.
     waited: AtomicBool,
     /// It has, or has had, connections that the library follows.
@@ -251,6 +256,7 @@ fn untag(data: u64) -> Option<u32> {
 pub(crate) fn before_fork() {
     if fd_table::high_water() != 0 {
         tag_base();
+        before_exec();
     }
 }
 
@@ -269,6 +275,7 @@ pub(crate) fn on_create(fd: c_int) {
             active: AtomicBool::new(false),
             tagged: AtomicBool::new(false),
             barred: AtomicBool::new(false),
+            shown: AtomicBool::new(false),
             waited: AtomicBool::new(false),
             connections: AtomicBool::new(false),
             forks: AtomicU32::new(0),
@@ -316,6 +323,7 @@ pub(crate) fn on_create(fd: c_int) {
     e.owner.store(process::id(), Relaxed);
     e.refs.store(1, Relaxed);
     e.barred.store(false, Relaxed);
+    e.shown.store(false, Relaxed);
     e.waited.store(false, Relaxed);
     e.connections.store(false, Relaxed);
     e.forks.store(process::forks(), Relaxed);

@@ -378,7 +378,7 @@ fn uses(fd: c_int) {
         Entry::Socket(..) | Entry::Fresh(_) | Entry::Listener(_) => {
             io::need_kernel(fd, Reason::IoUring)
         }
-        Entry::Epoll(e) => epoll::bar(epoll::at(e)),
+        Entry::Epoll(e) => _ = epoll::leave_to_kernel(epoll::at(e)),
         _ => {}
     }
 }

@@ -3,6 +3,7 @@
 //! mode `fast` some connections are the kernel's, and some come by parked carriers.)
 
 use crate::ctx::{Ctx, recv_exact, send_all};
+use crate::raw;
 use crate::ring::{self, Entry, Ring};
 use crate::scenario::{Scenario, pair};
 use crate::sys::{self, Fd, Sets};
@@ -198,6 +199,70 @@ fn serves_by_threads(t: &Ctx) {
     t.log("ended", ended.collect::<Vec<_>>());
 }
 
+/// What a set says to a child that has it, and asks the kernel alone, as another program would: of
+/// which data, in any case of what the application has put there.
+fn shares_its_set(t: &Ctx) {
+    const LISTENER: u64 = 42;
+    let listener = t.listener_behind_short_ones();
+    sys::set_nonblocking(listener, true);
+    let set = sys::epoll_create1(0).expect("epoll_create1");
+    sys::epoll_ctl(set, ADD, listener, IN, LISTENER).expect("EPOLL_CTL_ADD");
+    let [until, over] = sys::pipe();
+    let child = sys::fork().expect("fork");
+    if child == 0 {
+        sys::close(over).expect("close");
+        let theirs = raw::Set::of(set);
+        while sys::await_events(until, POLLIN, 0) == 0 {
+            let heard = theirs.heard(20);
+            if let Some(other) = heard.into_iter().find(|data| *data != LISTENER) {
+                eprintln!("an event with the data {other:#x}");
+                sys::exit_now(1);
+            }
+        }
+        sys::exit_now(0);
+    }
+    t.tell("go");
+    let mut ended = 0;
+    while ended < CONNECTIONS {
+        let heard = sys::epoll_wait(set, 8, -1).expect("epoll_wait");
+        assert!(heard.iter().all(|(_, data)| *data == LISTENER), "{heard:?}");
+        while let Ok(fd) = sys::accept(listener) {
+            sys::set_nonblocking(fd, false);
+            while answers(fd) {}
+            sys::close(fd).expect("close");
+            ended += 1;
+        }
+    }
+    sys::close(over).expect("close");
+    t.log("child", sys::wait_child(child));
+}
+
+/// Something else in the set is always ready: a wait that has room for one event and does not wait
+/// says so each time.
+fn looks_beside_what_is_ready(t: &Ctx) {
+    let listener = t.listener_behind_short_ones();
+    let set = sys::epoll_create1(libc::EPOLL_CLOEXEC).expect("epoll_create1");
+    sys::epoll_ctl(set, ADD, listener, IN, 1).expect("EPOLL_CTL_ADD");
+    sys::epoll_ctl(set, ADD, sys::eventfd(1), IN, 2).expect("EPOLL_CTL_ADD");
+    let ended = Arc::new(AtomicUsize::new(0));
+    let count = ended.clone();
+    let serves = std::thread::spawn(move || {
+        while count.load(Relaxed) < CONNECTIONS {
+            let fd = sys::accept(listener).expect("accept");
+            while answers(fd) {}
+            sys::close(fd).expect("close");
+            count.fetch_add(1, Relaxed);
+        }
+    });
+    t.tell("go");
+    let mut in_vain = 0;
+    while ended.load(Relaxed) < CONNECTIONS {
+        in_vain += usize::from(sys::epoll_wait(set, 1, 0).expect("epoll_wait").is_empty());
+    }
+    t.log("in vain", in_vain);
+    t.log("served", serves.join().is_ok());
+}
+
 /// Accepts by an io_uring.
 fn serves_by_a_ring(t: &Ctx) {
     let listener = t.listener_behind_short_ones();
@@ -303,6 +368,18 @@ pub fn list() -> Vec<Scenario> {
             "threads sleep in accept: each connection is given to one of them",
             serves_by_threads,
             connects,
+        ),
+        pair(
+            "listens/set-of-a-child",
+            "a listener in a set that a child has, too: it hears of nothing but what was put there",
+            shares_its_set,
+            connects_one_by_one,
+        ),
+        pair(
+            "listens/beside-what-is-ready",
+            "a wait that does not wait finds what is ready beside a listener, each time",
+            looks_beside_what_is_ready,
+            connects_one_by_one,
         ),
         pair(
             "listens/ring",

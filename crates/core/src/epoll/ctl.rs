@@ -9,8 +9,8 @@ use super::ready::may_report;
 use super::report::gather_index;
 use super::set::Listening;
 use super::{
-    ET, EXCLUSIVE, EXCLUSIVE_OK, EXTRAS, Epoll, IN, Inner, Item, ONESHOT, activate, at, homes,
-    leave, post, prod, tag, take_place,
+    ET, EXCLUSIVE, EXCLUSIVE_OK, EXTRAS, Epoll, GATHERED, Inner, Item, ONESHOT, activate, at,
+    homes, leave, post, prod, tag, take_place,
 };
 use crate::fd_table::{self, Entry};
 use crate::outcome::{PASS, Ret};
@@ -157,7 +157,7 @@ fn ctl_absent(epfd: c_int, op: c_int, fd: c_int, mut ev: epoll_event) -> Ret {
 }
 
 /// A listener that gives out parked connections, too: what is readable while there are such stands
-/// beside it, under the application's data.
+/// beside it, under a tag.
 #[cold]
 #[inline(never)]
 unsafe fn ctl_listener(epfd: c_int, op: c_int, fd: c_int, event: *mut epoll_event) -> Ret {
@@ -224,18 +224,27 @@ fn listen_here(
         take_from_kernel(set, l.gather());
         return true;
     }
+    if e.shown.load(Relaxed) {
+        take_from_kernel(set, l.gather());
+        return false;
+    }
     let all = inner.items.len();
     let room = (inner.listeners.try_reserve(1), inner.ready.reserve(all + 2));
     if room.0.is_err() || room.1.is_err() || inner.news.reserve(all + 2).is_err() {
         return false;
     }
+    // (First: from the moment on that it stands there somebody may hear of it.)
+    e.tagged.store(true, Release);
+    // (A set in a set cannot be EXCLUSIVE: all who wait are called, as EPOLLEXCLUSIVE allows.)
+    let events = ev.events & GATHERED;
+    let told = epoll_event { events, u64: tag(gather_index(l)) };
+    if register(set, l.gather(), told) < 0 {
+        return false;
+    }
     inner.listeners.push(Listening::new(l, fd, ev));
     // (What was taken before is told of anew.)
     inner.queue_listeners();
-    e.tagged.store(true, Release);
-    // (A set in a set cannot be EXCLUSIVE: all who wait are called, as EPOLLEXCLUSIVE allows.)
-    let events = ev.events & (IN | ET | ONESHOT);
-    register(set, l.gather(), epoll_event { events, u64: tag(gather_index(l)) }) >= 0
+    true
 }
 
 /// The kernel keeps it; recorded for the day it is attached. `None`: it is no candidate any more.

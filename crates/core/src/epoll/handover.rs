@@ -1,16 +1,18 @@
 //! Registrations change hands between the kernel and the library: a promotion, a demotion, a close,
 //! a set that is itself polled.
 
-use super::hand_back::{hand_back, register_carrier, take_from_kernel, take_out, take_record_out};
+use super::hand_back::{
+    hand_back, register, register_carrier, take_from_kernel, take_out, take_record_out,
+};
 use super::report::give_way;
 use super::{
-    AGAIN_MAX_NS, AGAIN_NS, CALL_NS, DOORBELL, EXTRAS, Epoll, Inner, Item, ONESHOT, activate, at,
-    homes, leave, leave_channels, post, prod, prune, tag,
+    AGAIN_MAX_NS, AGAIN_NS, CALL_NS, DOORBELL, EXTRAS, Epoll, GATHERED, Inner, Item, ONESHOT,
+    activate, at, homes, leave, leave_channels, post, prod, prune, tag,
 };
 use crate::fd_table::Entry;
 use crate::lock::Guard;
 use crate::socket::{Socket, State};
-use crate::{fd_table, io, numbers, process, sys, wait};
+use crate::{fast, fd_table, io, numbers, process, sys, wait};
 use core::ffi::c_int;
 use core::sync::atomic::Ordering::*;
 use libc::epoll_event;
@@ -311,10 +313,50 @@ pub(crate) fn bar(e: &'static Epoll) {
     light(e, &mut inner);
 }
 
+/// Others may wait in the set, and ask the kernel alone: what tells of its listeners' parked
+/// connections stands there under the application's own data. So a wait can tell of a listener in
+/// vain, or twice: nothing more is parked for those that `give_up`.
+#[cold]
+pub(crate) fn show_listeners(e: &'static Epoll, give_up: impl Fn(&'static fast::Listener) -> bool) {
+    if !e.tagged.load(Acquire) || e.owner.load(Relaxed) != process::id() {
+        return;
+    }
+    let set = e.fd.load(Relaxed);
+    let mut inner = e.inner.lock();
+    e.shown.store(true, Relaxed);
+    let mut at = 0;
+    while let Some(here) = inner.listeners.get(at) {
+        let (l, data) = (here.listener, here.data);
+        let events = here.events & GATHERED;
+        at += 1;
+        let _ = register(set, l.gather(), epoll_event { events, u64: data });
+        if give_up(l) {
+            give_way(&mut inner, || io::give_up_listener(l));
+        }
+    }
+}
+
+/// The same of those sets that another program may get: at an exec, and at a fork, whose child may
+/// become one. (Calls that do not wait for a connection bear a report in vain.)
+#[cold]
+pub(crate) fn before_exec() {
+    if !fast::has_listeners() {
+        return;
+    }
+    fd_table::for_each(|fd, entry| {
+        if let Entry::Epoll(e) = entry
+            && sys::fcntl(fd, libc::F_GETFD, 0) & libc::FD_CLOEXEC as isize == 0
+        {
+            show_listeners(super::at(e), fast::Listener::is_to_be_sure);
+        }
+    });
+}
+
 /// The kernel is to be asked past us what the set has. False: something of the library's has to
 /// stay in it.
 #[cold]
 pub(crate) fn leave_to_kernel(e: &'static Epoll) -> bool {
+    show_listeners(e, |_| true);
     bar(e);
     !e.active.load(Acquire)
 }

@@ -651,6 +651,12 @@ impl Listener {
         self.waiting.fetch_update(Relaxed, Relaxed, count).ok().map(|before| before as u32)
     }
 
+    /// Whether each report of it has to be of something to accept: its calls wait, or its edges are
+    /// told once.
+    pub(crate) fn is_to_be_sure(&self) -> bool {
+        self.edge.load(Relaxed) || !is_nonblocking(self.fd.load(Acquire))
+    }
+
     /// It stands in an epoll set.
     pub(crate) fn is_in(&self, set: c_int, edge: bool) {
         if edge {
@@ -703,7 +709,7 @@ pub(crate) fn set_closed(set: c_int, ends: impl Fn(&'static Listener)) {
 #[inline(never)]
 pub(crate) fn share(give_up: impl Fn(&'static Listener)) {
     for l in listeners() {
-        if l.edge.load(Relaxed) || !is_nonblocking(l.fd.load(Acquire)) {
+        if l.is_to_be_sure() {
             give_up(l);
         }
         if !l.shared.swap(true, Relaxed) {

@@ -5,7 +5,7 @@ use super::exit::{begin_to_leave_hosts, finish};
 use crate::adoption::exec::{Heir, hand_over};
 use crate::fd_table::{self, Entry};
 use crate::socket::harmless;
-use crate::{adoption, fast, io, keeper, process, socket, sys, trace};
+use crate::{adoption, epoll, fast, io, keeper, process, socket, sys, trace};
 use netacc_control::stats::Reason;
 
 /// This very process becomes the new program, which `heir` says, if it is known.
@@ -28,6 +28,7 @@ pub(crate) fn before_spawn() {
 }
 
 fn prepare(heir: impl FnOnce() -> Option<Heir>) {
+    epoll::before_exec();
     let (mut ask, mut known) = (Some(heir), None);
     fd_table::for_each(|fd, entry| {
         if let Entry::Marked(_) = entry {
