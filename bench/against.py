@@ -272,6 +272,7 @@ def main():
     print("", table.aligned(HEAD, [cells(row) for row in judged]), "", *conclusion(judged), sep="\n")
     print(f"load average at the end {redis.load_average()}")
     if asked.json:
+        asked.json.parent.mkdir(parents=True, exist_ok=True)
         asked.json.write_text(json.dumps({"tool": "bench/against.py", "base": what, "rows": judged}, indent=1) + "\n")
     return int(asked.check and any(row["verdict"] in ("BELOW", "FAILED") for row in judged))
 

@@ -56,7 +56,7 @@ macro_rules! wait {
             let mut n: c_int = $next;
             counted.came_out(n);
             if n > 0 {
-                // (Behind what was not the application's there may be more than there was room for.)
+                // (Behind what was not the application's may be more than there was room for.)
                 let is_full = n == $max;
                 n = netacc_core::api::on_epoll_wait($epfd, $events, n, $max);
                 if n == 0 && ($left.again() || (is_full && $left.looks_on())) {
