@@ -281,18 +281,31 @@ fn number_reused(t: &Ctx) {
     }
 }
 
+/// Once with a thread that has its CPU: one that lost it for 10 ms, or has not begun to wait, goes
+/// on with what is there now (limits.md).
 fn set_reused(t: &Ctx) {
-    let (near, far) = t.pair();
-    let (other, beyond) = t.pair();
-    let (set, others) = (set_of(near), set_of(other));
-    let thread = start(4, near, set);
-    pass_us(500);
-    sys::dup2(others, set).expect("dup2");
-    send_all(beyond, b"n");
-    let waits = !ends(thread);
-    t.log("epoll_wait hears its own set alone", waits);
-    send_all(far, b"o");
-    t.log("and that one", !waits || ends(thread));
+    const TRIES: usize = 20;
+    let mut both = (false, false);
+    for _ in 0..TRIES {
+        let (near, far) = t.pair();
+        let (other, beyond) = t.pair();
+        let (set, others) = (set_of(near), set_of(other));
+        let thread = start(4, near, set);
+        pass_us(500);
+        sys::dup2(others, set).expect("dup2");
+        send_all(beyond, b"n");
+        let waits = !ends(thread);
+        send_all(far, b"o");
+        both = (waits, !waits || ends(thread));
+        for fd in [near, far, other, beyond, set, others] {
+            sys::close(fd).expect("close");
+        }
+        if waits {
+            break;
+        }
+    }
+    t.log("epoll_wait hears its own set alone", both.0);
+    t.log("and that one", both.1);
 }
 
 fn splice_timeout(t: &Ctx) {
