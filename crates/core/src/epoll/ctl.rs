@@ -156,8 +156,7 @@ fn ctl_absent(epfd: c_int, op: c_int, fd: c_int, mut ev: epoll_event) -> Ret {
     }
 }
 
-/// A listener that gives out parked connections, too: what is readable while there are such stands
-/// beside it, under a tag.
+/// A listener of parked connections, too: what is readable while there are such stands beside it.
 #[cold]
 #[inline(never)]
 unsafe fn ctl_listener(epfd: c_int, op: c_int, fd: c_int, event: *mut epoll_event) -> Ret {
@@ -177,16 +176,14 @@ unsafe fn ctl_both(
     let mut ev = epoll_event { events: 0, u64: 0 };
     if op != libc::EPOLL_CTL_DEL {
         // SAFETY: the caller's event.
-        match unsafe { user::read(event) } {
-            Some(theirs) => ev = theirs,
-            None => return PASS,
-        }
+        let Some(theirs) = (unsafe { user::read(event) }) else { return PASS };
+        ev = theirs;
     }
     let own = fd_table::epoll(epfd).map(at);
     let own = own.filter(|e| e.owner.load(Relaxed) == process::id());
     // (A child that has the set, too, would hear of what it cannot accept.)
-    let is_childs = |e: &&Epoll| e.forks.load(Relaxed) != process::forks();
-    let own = own.filter(|e| op != libc::EPOLL_CTL_ADD || !is_childs(e));
+    let is_alone = |e: &&Epoll| e.forks.load(Relaxed) == process::forks();
+    let own = own.filter(|e| op != libc::EPOLL_CTL_ADD || is_alone(e));
     // SAFETY: one valid event.
     let r = unsafe { sys::epoll_ctl(epfd, op, fd, &mut ev) };
     if r < 0 {
@@ -233,18 +230,16 @@ fn listen_here(
     if room.0.is_err() || room.1.is_err() || inner.news.reserve(all + 2).is_err() {
         return false;
     }
-    // (First: from the moment on that it stands there somebody may hear of it.)
     e.tagged.store(true, Release);
     // (A set in a set cannot be EXCLUSIVE: all who wait are called, as EPOLLEXCLUSIVE allows.)
-    let events = ev.events & GATHERED;
-    let told = epoll_event { events, u64: tag(gather_index(l)) };
-    if register(set, l.gather(), told) < 0 {
-        return false;
+    let told = epoll_event { events: ev.events & GATHERED, u64: tag(gather_index(l)) };
+    let is_told = register(set, l.gather(), told) >= 0;
+    if is_told {
+        inner.listeners.push(Listening::new(l, fd, ev));
+        // (What was taken before is told of anew.)
+        inner.queue_listeners();
     }
-    inner.listeners.push(Listening::new(l, fd, ev));
-    // (What was taken before is told of anew.)
-    inner.queue_listeners();
-    true
+    is_told
 }
 
 /// The kernel keeps it; recorded for the day it is attached. `None`: it is no candidate any more.
