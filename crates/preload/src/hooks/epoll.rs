@@ -148,7 +148,7 @@ impl Left {
     #[cold]
     pub(super) fn looks_on(&mut self) -> bool {
         const MOST: u32 = 64;
-        self.looks += 1;
+        self.looks = self.looks.saturating_add(1);
         self.looks <= MOST
     }
 
