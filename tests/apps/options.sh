@@ -11,5 +11,9 @@ while read -r name said; do
     *) fail "$name" "$said" ;;
   esac
 done < <(NETACC_LIB_DIR=$LIB_DIR python3 -B "$here/options_app.py" check shm 127.0.0.1 "$@" 2>&1)
+# NACC_LOG_PATH=syslog: the system's log, here of a mount namespace.
+if ! unshare --mount true 2>/dev/null; then skip syslog "no mount namespaces: not root"; else
+  same syslog "syslog ok" "$(NETACC_LIB_DIR=$LIB_DIR unshare --mount python3 -B "$here/options_app.py" syslog 127.0.0.1 2>&1)"
+fi
 [ $((PASSED + FAILED + SKIPPED)) -gt 0 ] || fail all "it says nothing"
 finish

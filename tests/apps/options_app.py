@@ -5,6 +5,7 @@
         a line for each option: `OPTION ok`, `OPTION skipped: why` or `OPTION FAILED: why`. Both
         ends are here, and connections between them take that path. Status 1: something failed, or
         an option of `netacc cfg list` has no test.
+    options_app.py syslog ADDRESS           NACC_LOG_PATH=syslog, in a mount namespace; within the host
     options_app.py serve ADDRESS PORT       echoes
     options_app.py obey ADDRESS PORT        does what it is told on standard input, a line each
 
@@ -22,6 +23,7 @@ import socket
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from pathlib import Path
 
@@ -527,6 +529,9 @@ def check(path, address, *wanted):
         if name not in (TREE / where).read_text():
             print(f"{name}-elsewhere FAILED: {where} does not name it")
             failed = True
+    if strangers := {*wanted} - {*TESTS}:
+        print(f"list FAILED: no tests of {sorted(strangers)}")
+        failed = True
     for name, body in TESTS.items():
         if wanted and name not in wanted:
             continue
@@ -541,5 +546,38 @@ def check(path, address, *wanted):
     return failed
 
 
+def private_devices():
+    """In a mount namespace: a /dev of its own, with what programs need."""
+    with tempfile.TemporaryDirectory() as folder:
+        dev = Path(folder)
+        mount = lambda *words: subprocess.run(["mount", *words], check=True)
+        mount("-t", "tmpfs", "none", dev)
+        for name in ("null", "zero", "full", "random", "urandom"):
+            (dev / name).touch()
+            mount("--bind", f"/dev/{name}", dev / name)
+        (dev / "shm").mkdir()
+        mount("--bind", "/dev/shm", dev / "shm")
+        mount("--rbind", dev, "/dev")
+        subprocess.run(["umount", "--recursive", "--lazy", dev], check=True)
+
+
+def syslog(address):
+    """In a mount namespace: both ends say something to the system's log, which is read here."""
+    private_devices()
+    said = set()
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as daemon:
+        daemon.bind("/dev/log")
+
+        def read():
+            while line := daemon.recv(1000):
+                said.add(line.split(b" ")[0].decode())
+        threading.Thread(target=read, daemon=True).start()
+        options = {"NACC_LOG_LEVEL": "1", "NACC_LOG_PATH": "syslog"}
+        with of("shm", address)(options=options) as both:
+            both.accelerate(1)
+            both.until(lambda: said >= {f"<15>netacc[{p.pid}]:" for p in (both.server, both.client)}, "both ends have said something")
+    print("syslog ok")
+
+
 if __name__ == "__main__":
-    sys.exit({"check": check, "serve": serve, "obey": obey}[sys.argv[1]](*sys.argv[2:]))
+    sys.exit({"check": check, "syslog": syslog, "serve": serve, "obey": obey}[sys.argv[1]](*sys.argv[2:]))

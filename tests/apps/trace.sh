@@ -68,6 +68,9 @@ print(*[t["state"] for t in json.load(sys.stdin) if t["pid"] == '"$SERVER"'])')"
   check $kind-histogram grep -q 'doorbell to wake' <("${TRACE[@]}" histogram)
   says=$("${TRACE[@]}" show -p "$CLIENT" --event promotd 2>&1)
   same $kind-no-such-event "2 yes" "$? $(grep -q 'promotd: not an event; valid: .*promoted' <<<"$says" && echo yes)"
+  # (Nor does what is said go into a file that has its number.)
+  says=$("${TRACE[@]}" show -p "$CLIENT" 2>&1 >&-)
+  same $kind-closed "1 yes" "$? $(grep -q 'standard output: Bad file descriptor' <<<"$says" && echo yes)"
   # (The disk is full: who follows says so, and ends.)
   says=$(timeout 20 "${TRACE[@]}" show -p "$SERVER" --follow 2>&1 >/dev/full)
   same $kind-full-disk "1 yes" "$? $(grep -q 'standard output: No space left' <<<"$says" && echo yes)"

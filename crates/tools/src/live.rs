@@ -2,7 +2,7 @@
 
 use crate::segment::{self, Segment, SegmentError, field};
 use netacc_control::config::{Answer, Key, Origin, Request, parse_rendered};
-use netacc_control::stats::{Connection, Path};
+use netacc_control::stats::{Connection, Counter, Path};
 use std::ffi::OsString;
 use std::fmt;
 use std::fs::{self, File, OpenOptions};
@@ -134,11 +134,20 @@ pub fn set(pid: u32, name: &str, value: &str, limit: Duration) -> Result<(), Fai
     }
 }
 
+/// What the off-switch has left.
+#[derive(Debug, PartialEq, Eq)]
+pub struct Left {
+    /// Connections that are still accelerated, by their records.
+    pub accelerated: u64,
+    /// Every connection has had a record.
+    pub is_all: bool,
+}
+
 /// Waits until a process has no connection left that is accelerated, but not for longer than that.
-/// How many there are; `None`: it does not say any more. (What a forked child has taken back to TCP
-/// stands in the connection's record alone, not in the process's counts: the child does not keep
-/// its parent's books.)
-pub fn await_tcp(pid: u32, limit: Duration) -> Option<u64> {
+/// `None`: it does not say any more. (What a forked child has taken back to TCP stands in the
+/// connection's record alone, not in the process's counts: the child does not keep its parent's
+/// books.)
+pub fn await_tcp(pid: u32, limit: Duration) -> Option<Left> {
     let until = Instant::now() + limit;
     let is_left = |connection: &&Connection| {
         [connection.tx_path, connection.rx_path].iter().any(|path| *path != Path::Tcp as u32)
@@ -147,9 +156,11 @@ pub fn await_tcp(pid: u32, limit: Duration) -> Option<u64> {
     loop {
         let process = segment::look(pid, known).ok()?;
         known = Some(process.known);
-        let left = process.connections.iter().filter(is_left).count() as u64;
-        if left == 0 || Instant::now() >= until {
-            return Some(left);
+        let accelerated = process.connections.iter().filter(is_left).count() as u64;
+        if accelerated == 0 || Instant::now() >= until {
+            let without_record = Counter::RecordsExhausted as usize;
+            let is_all = process.header.counters.get(without_record) == Some(&0);
+            return Some(Left { accelerated, is_all });
         }
         std::thread::sleep(PAUSE);
     }

@@ -141,7 +141,7 @@ impl Trace {
             let again = behind.then_some(again.as_slice());
             let ring = RingText::read(&self.head, &bytes, again);
             // (Where an event is still being written, the next look reads all of it again.)
-            let is_whole = ring.as_ref().is_none_or(|r| r.read_up_to() == r.recorded);
+            let is_whole = ring.as_ref().is_none_or(|r| r.written == r.recorded);
             let first = bytes.first_chunk().filter(|_| is_whole || !self.is_live);
             seen.resize(seen.len().max(i + 1), [0; SEEN_BYTES]);
             seen[i] = first.copied().unwrap_or([0; SEEN_BYTES]);

@@ -680,15 +680,22 @@ fn what_is_left_accelerated_is_what_the_connections_say() {
     let _alone = alone();
     let pid = std::process::id();
     let segment = Segment::filled(pid);
-    let left = || netacc_tools::live::await_tcp(pid, std::time::Duration::ZERO);
+    let exhausted = offset_of!(Header, counters) + 8 * Counter::RecordsExhausted as usize;
+    segment.u64(exhausted, 0);
+    let left = || {
+        let left = netacc_tools::live::await_tcp(pid, std::time::Duration::ZERO);
+        left.map(|left| (left.accelerated, left.is_all))
+    };
     // (By the counts there are three.)
-    assert_eq!(left(), Some(2));
+    assert_eq!(left(), Some((2, true)));
     let tx_path = CONNS_OFFSET + offset_of!(ConnRecord, tx_path);
     segment.u32(tx_path, 0);
     segment.u32(tx_path + size_of::<ConnRecord>(), 0);
-    assert_eq!(left(), Some(1));
+    assert_eq!(left(), Some((1, true)));
     segment.u32(CONNS_OFFSET + offset_of!(ConnRecord, rx_path), 0);
-    assert_eq!(left(), Some(0));
+    assert_eq!(left(), Some((0, true)));
+    segment.u64(exhausted, 1);
+    assert_eq!(left(), Some((0, false)), "one that had no record is not seen");
 }
 
 #[test]

@@ -47,6 +47,33 @@ pub(super) fn doomed(t: &Ctx, listener: Fd, count: usize, work: impl FnOnce(&Ctx
     })
 }
 
+/// A process accepts a connection, `takes` what it is sent, forks, and is killed when the client
+/// says `kill`; its child does `last` with the connection when the client says `go on`, and ends.
+pub(super) fn killed_with_a_child(t: &Ctx, takes: impl FnOnce(Fd), last: impl FnOnce(&Ctx, Fd)) {
+    let listener = t.listener();
+    t.publish(listener);
+    let [from, to] = sys::pipe();
+    let maker = doomed(t, listener, 1, move |t, fds| {
+        takes(fds[0]);
+        if sys::fork().expect("fork") == 0 {
+            t.tell("forked");
+            let _ = sys::read(from, &mut [0]);
+            last(t, fds[0]);
+            sys::exit_now(0);
+        }
+    });
+    t.wait("kill");
+    sys::kill(maker.pid, SIGKILL).expect("kill");
+    let _ = sys::wait_child(maker.pid);
+    t.tell("killed");
+    t.wait("go on");
+    let _ = sys::write(to, b"x");
+    // To the end of its child, too.
+    let _ = maker.join();
+    t.tell("over");
+    let _ = (sys::close(from), sys::close(to), sys::close(listener));
+}
+
 pub(super) fn end(child: Child, death: i32) {
     sys::kill(child.pid, death).expect("kill");
     let _ = child.join();
@@ -583,27 +610,8 @@ pub fn list() -> Vec<Scenario> {
             "ends/child-goes-on",
             "a process is killed, and its forked child still has the connection: it ends when the child ends, not before",
             |t| {
-                let listener = t.listener();
-                t.publish(listener);
-                let [from, to] = sys::pipe();
-                let maker = doomed(t, listener, 1, move |t, fds| {
-                    recv_exact(fds[0], 1000);
-                    if sys::fork().expect("fork") == 0 {
-                        t.tell("forked");
-                        let _ = sys::read(from, &mut [0]);
-                        t.drain(fds[0], 3, 300_000);
-                        sys::exit_now(0);
-                    }
-                });
-                t.wait("kill");
-                sys::kill(maker.pid, SIGKILL).expect("kill");
-                let _ = sys::wait_child(maker.pid);
-                t.tell("killed");
-                t.wait("go on");
-                let _ = sys::write(to, b"x");
-                // To the end of its child, too.
-                let _ = maker.join();
-                t.tell("over");
+                let takes = |fd| drop(recv_exact(fd, 1000));
+                killed_with_a_child(t, takes, |t, fd| _ = t.drain(fd, 3, 300_000));
             },
             |t| {
                 let fd = t.client();

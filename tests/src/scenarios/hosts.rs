@@ -2,7 +2,7 @@
 //! the difference there, and for what plain TCP does in every other mode. And what has to be the
 //! same, in ways that cost little where a system call is slow.
 
-use super::ends::{doomed, end, hears_of_it, poll_now, until_it_fails};
+use super::ends::{doomed, end, hears_of_it, killed_with_a_child, poll_now, until_it_fails};
 use crate::ctx::{blocked, recv_exact, send_all};
 use crate::scenario::{Scenario, pair};
 use crate::sys::{self, E, Fd, over_rdma};
@@ -79,27 +79,11 @@ fn ends() -> Vec<Scenario> {
             "hosts/killed-with-a-child",
             "a process is killed, and its forked child has the connection: it goes on; over RDMA it is reset when that uses it",
             |t| {
-                let listener = t.listener();
-                t.publish(listener);
-                let [from, to] = sys::pipe();
-                let maker = doomed(t, listener, 1, move |t, fds| {
-                    recv_exact(fds[0], 1000);
-                    if sys::fork().expect("fork") == 0 {
-                        t.tell("forked");
-                        let _ = sys::read(from, &mut [0]);
-                        let _ = sys::send(fds[0], b"child", MSG_NOSIGNAL);
-                        let _ = sys::recv(fds[0], &mut [0; 100], 0);
-                        sys::exit_now(0);
-                    }
+                let takes = |fd| drop(recv_exact(fd, 1000));
+                killed_with_a_child(t, takes, |_, fd| {
+                    let _ = sys::send(fd, b"child", MSG_NOSIGNAL);
+                    let _ = sys::recv(fd, &mut [0; 100], 0);
                 });
-                t.wait("kill");
-                sys::kill(maker.pid, SIGKILL).expect("kill");
-                let _ = sys::wait_child(maker.pid);
-                t.tell("killed");
-                t.wait("go on");
-                let _ = sys::write(to, b"x");
-                let _ = maker.join();
-                t.tell("over");
             },
             |t| {
                 let fd = t.client();

@@ -2,7 +2,8 @@
 //! TCP's, and nothing but that.
 
 use super::ends::{
-    DEATHS, RESETS, doomed, dying_servers, end, fill, hears_of_it, poll_now, until_it_fails,
+    DEATHS, RESETS, doomed, dying_servers, end, fill, hears_of_it, killed_with_a_child, poll_now,
+    until_it_fails,
 };
 use crate::ctx::{Ctx, await_bytes, blocked, recv_exact, send_all};
 use crate::scenario::{Scenario, pair};
@@ -323,35 +324,16 @@ pub fn list() -> Vec<Scenario> {
             "a process is killed with bytes unread, and its forked child has the connection: no end, until that dies, closes, or is another program",
             |t| {
                 for last in LAST {
-                    let listener = t.listener();
-                    t.publish(listener);
-                    let [from, to] = sys::pipe();
-                    let maker = doomed(t, listener, 1, move |t, fds| {
-                        await_bytes(fds[0], 1000);
-                        sys::fcntl(fds[0], libc::F_SETFD, libc::FD_CLOEXEC).expect("F_SETFD");
-                        if sys::fork().expect("fork") == 0 {
-                            t.tell("forked");
-                            let _ = sys::read(from, &mut [0]);
-                            match last {
-                                "kill" => {
-                                    let _ = sys::kill(sys::getpid(), SIGKILL);
-                                }
-                                "close" => drop(sys::close(fds[0])),
-                                "exec" => drop(sys::exec("/bin/true", &["true"], false)),
-                                _ => {}
-                            }
-                            sys::exit_now(0);
-                        }
+                    let takes = |fd| {
+                        await_bytes(fd, 1000);
+                        sys::fcntl(fd, libc::F_SETFD, libc::FD_CLOEXEC).expect("F_SETFD");
+                    };
+                    killed_with_a_child(t, takes, |_, fd| match last {
+                        "kill" => _ = sys::kill(sys::getpid(), SIGKILL),
+                        "close" => drop(sys::close(fd)),
+                        "exec" => drop(sys::exec("/bin/true", &["true"], false)),
+                        _ => {}
                     });
-                    t.wait("kill");
-                    sys::kill(maker.pid, SIGKILL).expect("kill");
-                    let _ = sys::wait_child(maker.pid);
-                    t.tell("killed");
-                    t.wait("go on");
-                    let _ = sys::write(to, b"x");
-                    let _ = maker.join();
-                    t.tell("over");
-                    let _ = (sys::close(from), sys::close(to), sys::close(listener));
                 }
                 t.meet("over");
             },

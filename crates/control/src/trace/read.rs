@@ -209,17 +209,13 @@ pub struct RingText {
     pub peer_pid: u32,
     /// Events that were recorded, those that are overwritten as well.
     pub recorded: u64,
+    /// The index of the first event that somebody is still writing; otherwise as `recorded`.
+    pub written: u64,
     /// The index among them, the event's number, its time, and its second word.
     pub events: Vec<(u64, u32, u64, u64)>,
 }
 
 impl RingText {
-    /// The index of the first event that is not read yet. (A writer takes an event's place first,
-    /// and writes it then.)
-    pub fn read_up_to(&self) -> u64 {
-        self.events.last().map_or(0, |(index, ..)| index.saturating_add(1))
-    }
-
     /// Reads a ring of a file with that head. `again`: its head, as it was read behind that, if
     /// somebody may be writing. `None`: nothing was ever in it, or it changed under the reader.
     pub fn read(head: &Head, bytes: &[u8], again: Option<&[u8]>) -> Option<RingText> {
@@ -242,13 +238,14 @@ impl RingText {
         let last = room.checked_sub(kept).filter(|last| *last != 0)?;
         let began_ns = head.began_ns;
         let from = recorded.max(now).saturating_sub(last).max(kept);
-        let mut events = Vec::new();
+        let (mut events, mut written) = (Vec::new(), recorded);
         for index in (0..kept.min(recorded)).chain(from..recorded) {
             let (place, lap) = super::place(index, room, kept);
             let at = head.ring_head_bytes + usize::try_from(place).ok()? * super::EVENT_BYTES;
             let (first, what) = (long(at)?, long(at + 8)?);
             // (Taken and not written yet: its writer is at it, or was killed.)
             if first >> KIND_BITS & ((1 << LAP_BITS) - 1) != lap || first == 0 {
+                written = written.min(index);
                 continue;
             }
             let number = first & ((1 << KIND_BITS) - 1);
@@ -267,6 +264,7 @@ impl RingText {
             peer: address(at::PEER_ADDR, at::PEER_PORT),
             peer_pid: word(at::PEER_PID)?,
             recorded,
+            written,
             events,
         })
     }

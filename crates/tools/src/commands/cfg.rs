@@ -3,7 +3,7 @@
 
 use super::{STATUS_FAILED, STATUS_USAGE, print};
 use crate::launch::{self, Environment};
-use crate::live::{self, Failure};
+use crate::live::{self, Failure, Left};
 use crate::processes::{self, Found, Looks, Unknown};
 use crate::segment::SegmentError;
 use crate::show::printable;
@@ -238,8 +238,8 @@ struct Outcome {
     name: String,
     before: String,
     done: Result<(), Failure>,
-    /// Of the off-switch: connections that have not gone back to TCP yet.
-    left: Option<u64>,
+    /// Of the off-switch: what has not gone back to TCP yet, if the process says so.
+    left: Option<Option<Left>>,
 }
 
 fn set(matches: &ArgMatches) -> c_int {
@@ -296,7 +296,7 @@ fn set_in(pid: u32, key: Key, value: &str, limit: Duration) -> Outcome {
         .unwrap_or_default();
     let done = live::set(pid, key.name(), value, limit);
     let is_off = key == Key::AccelerateByDefault && value == "0" && done.is_ok();
-    let left = if is_off { live::await_tcp(pid, limit) } else { None };
+    let left = is_off.then(|| live::await_tcp(pid, limit));
     Outcome { pid, name, before, done, left }
 }
 
@@ -309,19 +309,31 @@ fn outcome_json(outcome: &Outcome, key: Key, value: &str) -> Value {
         "value": value,
         "is_set": outcome.done.is_ok(),
         "takes_effect": key.takes_effect().word(),
-        "left_accelerated": outcome.left,
+        "left_accelerated": outcome.left.as_ref().and_then(|left| Some(left.as_ref()?.accelerated)),
         "error": outcome.done.as_ref().err().map(ToString::to_string),
     })
 }
 
+fn left_text(left: &Left) -> String {
+    let of = if left.is_all { "" } else { ", of those that the library has a record of" };
+    match left.accelerated {
+        0 => format!("; every connection is on TCP{of}"),
+        1 => format!(
+            "; 1 connection follows when its peer answers and what lies in its rings is read{of}"
+        ),
+        n => format!(
+            "; {n} connections follow when their peers answer and what lies in their rings is \
+             read{of}"
+        ),
+    }
+}
+
 fn outcome_text(outcome: &Outcome, key: Key, value: &str) -> String {
     let shown = |text: &str| if text.is_empty() { "\"\"".to_owned() } else { printable(text) };
-    let left = match outcome.left {
+    let left = match &outcome.left {
         None => String::new(),
-        Some(0) => String::from("; every connection is on TCP"),
-        Some(n) => format!(
-            "; {n} connections follow when their peers answer and what lies in their rings is read"
-        ),
+        Some(None) => String::from("; it does not say any more what has followed"),
+        Some(Some(left)) => left_text(left),
     };
     format!(
         "{} ({}): {} {} -> {}, {}{left}\n",

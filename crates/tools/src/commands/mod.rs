@@ -21,6 +21,7 @@ use netacc_bench::Command as Bench;
 use std::borrow::Cow;
 use std::ffi::c_int;
 use std::io::{self, Write};
+use std::sync::atomic::{AtomicBool, Ordering};
 
 /// Something did not work.
 const STATUS_FAILED: c_int = 1;
@@ -31,6 +32,10 @@ const STATUS_USAGE: c_int = 2;
 pub fn netacc() -> c_int {
     if utcp_keeper::is_asked_for() {
         return utcp_keeper::main();
+    }
+    // (A command that is run gets them as they are.)
+    if std::env::args_os().nth(1).is_none_or(|word| word != "run") {
+        hold_standard_descriptors();
     }
     let matches = match parse("netacc", netacc_command()) {
         Ok(matches) => matches,
@@ -93,6 +98,24 @@ fn ignore_signals_of_writes() {
     }
 }
 
+/// Standard output was closed when the program began.
+static IS_CLOSED: AtomicBool = AtomicBool::new(false);
+
+/// Where a standard descriptor is closed, the next file that is opened would have its number, and
+/// what is said would go there.
+#[allow(unsafe_code, reason = "fcntl(2), open(2)")]
+fn hold_standard_descriptors() {
+    for fd in [libc::STDIN_FILENO, libc::STDOUT_FILENO, libc::STDERR_FILENO] {
+        // SAFETY: no pointer but to a string that lives as long as the program; a number that is
+        // not open is an error.
+        let is_closed = unsafe { libc::fcntl(fd, libc::F_GETFD) } < 0
+            && unsafe { libc::open(c"/dev/null".as_ptr(), libc::O_RDWR | libc::O_CLOEXEC) } == fd;
+        if is_closed && fd == libc::STDOUT_FILENO {
+            IS_CLOSED.store(true, Ordering::Relaxed);
+        }
+    }
+}
+
 /// The arguments of this process; otherwise what `tool` has to say has been said, and this is its
 /// exit status.
 fn parse(tool: &str, command: Command) -> Result<ArgMatches, c_int> {
@@ -115,9 +138,10 @@ fn print(tool: &str, text: &str) -> c_int {
 /// seen enough is no error.
 fn say(tool: &str, text: &str) -> Result<(), c_int> {
     let mut out = io::stdout().lock();
-    // (Rust takes a closed one for one that takes everything.)
-    let there = rustix::io::fcntl_getfd(&out).map(drop).map_err(io::Error::from);
-    let done = there.and_then(|()| out.write_all(tame(text).as_bytes())).and_then(|()| out.flush());
+    let done = match IS_CLOSED.load(Ordering::Relaxed) {
+        true => Err(io::Error::from_raw_os_error(libc::EBADF)),
+        false => out.write_all(tame(text).as_bytes()).and_then(|()| out.flush()),
+    };
     done.map_err(|error| {
         if error.kind() == io::ErrorKind::BrokenPipe {
             return 0;

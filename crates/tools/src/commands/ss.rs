@@ -1,7 +1,7 @@
 //! `netacc_ss`, `netacc ss`: shows the connections of running processes, and why those on TCP are
 //! on TCP. Without a process it shows which there are, as `netacc ps` does.
 
-use super::{STATUS_FAILED, STATUS_USAGE, parse, print, ps};
+use super::{STATUS_FAILED, STATUS_USAGE, hold_standard_descriptors, parse, print, ps};
 use crate::processes::{self, Found, Looks, Unknown};
 use crate::rates::{self, Change};
 use crate::segment::Process;
@@ -19,6 +19,7 @@ const TOOL: &str = "netacc_ss";
 
 /// `netacc_ss …`; the exit status.
 pub fn alone() -> c_int {
+    hold_standard_descriptors();
     parse(TOOL, options::ss_command()).map_or_else(|status| status, |matches| main(&matches))
 }
 

@@ -94,14 +94,10 @@ fn wanted(matches: &ArgMatches) -> Wanted {
 }
 
 fn show(matches: &ArgMatches) -> c_int {
-    let traces = match meant(matches) {
-        Ok(traces) => traces,
+    let (traces, wanted) = match asked(matches) {
+        Ok(asked) => asked,
         Err(status) => return status,
     };
-    let wanted = wanted(matches);
-    if let Some(status) = refuses_events(&traces, &wanted) {
-        return status;
-    }
     let is_json = matches.get_flag("json");
     if matches.get_flag("follow") {
         return follow(traces, &wanted, is_json);
@@ -128,14 +124,16 @@ fn names(traces: &[Trace]) -> Vec<&str> {
     names
 }
 
-/// Where an event is asked for that none of these can have, that has been said, and this is the
-/// status.
-fn refuses_events(traces: &[Trace], wanted: &Wanted) -> Option<c_int> {
-    let names = names(traces);
+/// As [`meant`], and what of them: an event that none of them can have is a mistake.
+fn asked(matches: &ArgMatches) -> Result<(Vec<Trace>, Wanted), c_int> {
+    let (traces, wanted) = (meant(matches)?, wanted(matches));
+    let names = names(&traces);
     let is_unknown = |name: &&String| !names.is_empty() && !names.contains(&name.as_str());
-    let name = wanted.events.iter().find(is_unknown)?;
-    complain(format_args!("{name}: not an event; valid: {}", names.join(", ")));
-    Some(STATUS_USAGE)
+    if let Some(name) = wanted.events.iter().find(is_unknown) {
+        complain(format_args!("{name}: not an event; valid: {}", names.join(", ")));
+        return Err(STATUS_USAGE);
+    }
+    Ok((traces, wanted))
 }
 
 /// Says what is new, again and again, as long as one of the processes runs.
@@ -151,9 +149,12 @@ fn follow(mut traces: Vec<Trace>, wanted: &Wanted, is_json: bool) -> c_int {
         let mut lines = Vec::new();
         for (at, (trace, seen)) in traces.iter().zip(&mut seen).enumerate() {
             for ring in trace.changed_rings(seen) {
-                let before = said.insert((at, ring.number), ring.read_up_to()).unwrap_or(0);
+                let said = said.entry((at, ring.number)).or_insert(0);
+                // (What is being written is waited for once, and what is behind it with it.)
+                let to = if ring.written > *said { ring.written } else { ring.recorded };
+                let new = std::mem::replace(said, to)..to;
                 if wanted.has(&ring) {
-                    lines.extend(text::lines(trace, &ring, wanted, before, is_json));
+                    lines.extend(text::lines(trace, &ring, wanted, new, is_json));
                 }
             }
         }
@@ -200,13 +201,9 @@ fn histogram(matches: &ArgMatches) -> c_int {
 }
 
 fn export(matches: &ArgMatches) -> c_int {
-    let traces = match meant(matches) {
-        Ok(traces) => traces,
+    let (traces, wanted) = match asked(matches) {
+        Ok(asked) => asked,
         Err(status) => return status,
     };
-    let wanted = wanted(matches);
-    if let Some(status) = refuses_events(&traces, &wanted) {
-        return status;
-    }
     print(TOOL, &format!("{}\n", chrome::events(&traces, &wanted)))
 }

@@ -3,6 +3,7 @@
 use super::super::trace::events;
 use crate::segment::Process;
 use crate::show::{address, one_line};
+use crate::terminal;
 use crate::trace::{self, Trace, Wanted};
 use netacc_control::config::parse_rendered;
 use netacc_control::stats::Connection;
@@ -165,9 +166,9 @@ impl Story {
     /// What fits into that room, the newest at the bottom.
     pub(super) fn rows(&mut self, width: usize, room: usize) -> Vec<String> {
         if self.lines.is_empty() {
-            return folded(&self.note, width, 0);
+            return folded(&self.note, width);
         }
-        let all: Vec<Vec<String>> = self.lines.iter().map(|line| folded(line, width, 4)).collect();
+        let all: Vec<Vec<String>> = self.lines.iter().map(|line| folded(line, width)).collect();
         let mut end = all.len() - self.up.min(all.len());
         let mut height = all.iter().take(end).map(Vec::len).sum::<usize>();
         while height < room && end < all.len() {
@@ -192,19 +193,9 @@ fn scrolled(up: usize, more: usize, [was, is]: [usize; 2], fixed: usize) -> usiz
     up.saturating_add(more).min(is.saturating_sub(fixed + 1))
 }
 
-/// A line in lines of at most so many columns, those behind the first further in.
-fn folded(line: &str, width: usize, further: usize) -> Vec<String> {
-    let mut rows = vec![String::new()];
-    for word in line.split_inclusive(' ') {
-        let has = rows.last().map_or(0, |row| row.chars().count());
-        if has > further && has + word.trim_end().chars().count() > width {
-            rows.push(" ".repeat(further));
-        }
-        if let Some(row) = rows.last_mut() {
-            row.push_str(word);
-        }
-    }
-    rows
+/// A line in lines of at most so many columns.
+fn folded(line: &str, width: usize) -> Vec<String> {
+    terminal::fold(line.to_owned(), Some(width)).lines().map(str::to_owned).collect()
 }
 
 #[cfg(test)]
@@ -244,7 +235,7 @@ mod tests {
         assert_eq!(story.rows(20, 20).len(), 10);
         assert_eq!(story.rows(20, 3), ["7", "8", "9"]);
         assert!(story.rows(20, 0).is_empty());
-        assert_eq!(self::story(0).rows(10, 3), ["why there ", "is nothing"]);
+        assert_eq!(self::story(0).rows(10, 3), ["why", "  there is", "  nothing"]);
     }
 
     #[test]
@@ -264,14 +255,5 @@ mod tests {
         story.look(None);
         assert!(story.title().ends_with("fd 3: - > -, closed"), "{}", story.title());
         assert!(story.rows(200, 3)[0].contains("has ended"));
-    }
-
-    #[test]
-    fn lines_fold_at_words() {
-        assert_eq!(folded("", 10, 4), [""]);
-        assert_eq!(folded("one two", 7, 4), ["one two"]);
-        assert_eq!(folded("  1.0  one two three", 12, 4), ["  1.0  one ", "    two ", "    three"]);
-        assert_eq!(folded("averylongword x", 5, 2), ["averylongword ", "  x"]);
-        assert_eq!(folded("a b", 0, 0), ["a ", "b"]);
     }
 }

@@ -168,6 +168,7 @@ mod tests {
             peer,
             peer_pid: 0,
             recorded: 0,
+            written: 0,
             events: kept,
         };
         let said = |(index, name, ns): &(u64, &'static str, u64)| Said {

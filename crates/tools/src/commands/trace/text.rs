@@ -6,6 +6,7 @@ use crate::trace::{Trace, Wanted};
 use netacc_control::trace::{Meaning, RingText, State};
 use serde_json::{Map, Value, json};
 use std::fmt::Write as _;
+use std::ops::Range;
 
 /// What an event is called that the trace's own table does not have.
 pub(super) const UNKNOWN: &str = "unknown";
@@ -160,11 +161,13 @@ fn ring_title(ring: &RingText) -> String {
 /// Where events of a ring are missing, between its first and its last ones: the index behind, and
 /// how many.
 fn gap(ring: &RingText) -> Option<(u64, u64)> {
-    let mut pairs = ring.events.iter().zip(ring.events.iter().skip(1));
-    pairs.find_map(|((before, ..), (behind, ..))| {
+    let pairs = ring.events.iter().zip(ring.events.iter().skip(1));
+    let apart = pairs.filter_map(|((before, ..), (behind, ..))| {
         let lost = behind.checked_sub(before + 1)?;
         (lost > 0).then_some((*behind, lost))
-    })
+    });
+    // (A smaller one is of events that are being written.)
+    apart.max_by_key(|(_, lost)| *lost)
 }
 
 /// Of each place where events of a ring are missing the times of those before it and behind it.
@@ -210,13 +213,13 @@ pub(super) fn text(traces: &[Trace], wanted: &Wanted) -> String {
     if out.is_empty() { "no traces\n".to_owned() } else { out }
 }
 
-/// What a ring says from the event of that index on: each line with its time. Those in between that
+/// What a ring says in the events of these indexes: each line with its time. Those in between that
 /// are not kept any more are counted.
 pub(super) fn lines(
     trace: &Trace,
     ring: &RingText,
     wanted: &Wanted,
-    from: u64,
+    new: Range<u64>,
     is_json: bool,
 ) -> Vec<(u64, String)> {
     let line = |ns, says: Map<String, Value>, text: &str| {
@@ -234,12 +237,12 @@ pub(super) fn lines(
         (ns, format!("{}  {} {of}: {text}\n", time(trace, ns), trace.pid))
     };
     let mut lines = Vec::new();
-    if let Some((ns, lost)) = lost_since(ring, from) {
+    if let Some((ns, lost)) = lost_since(ring, new.start) {
         let says = Map::from_iter([("events_not_kept".to_owned(), json!(lost))]);
         lines.push(line(ns, says, &format!("({lost} events are not kept)")));
     }
     let all = said(trace, ring, wanted);
-    let new = all.iter().filter(|said| said.index >= from);
+    let new = all.iter().filter(|said| new.contains(&said.index));
     lines.extend(new.map(|said| line(said.ns, event_json(trace, said), &event_text(said))));
     lines
 }
@@ -268,6 +271,7 @@ mod tests {
             peer: None,
             peer_pid: 0,
             recorded: 12,
+            written: 12,
             events: kept.map(|index| (index, 1, 100 * index, 0)).collect(),
         }
     }
