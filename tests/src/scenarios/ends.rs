@@ -611,7 +611,7 @@ pub fn list() -> Vec<Scenario> {
             "a process is killed, and its forked child still has the connection: it ends when the child ends, not before",
             |t| {
                 let takes = |fd| drop(recv_exact(fd, 1000));
-                killed_with_a_child(t, takes, |t, fd| _ = t.drain(fd, 3, 300_000));
+                killed_with_a_child(t, takes, |t, fd| t.drain(fd, 3, 300_000));
             },
             |t| {
                 let fd = t.client();
