@@ -2,6 +2,7 @@
 # make demo       netacc bench and Redis, plain against accelerated: one table, under three minutes after the build
 # make bench      the full measurement against the project's targets, about 20 minutes; results in out/
 # make bench-against BASE=COMMIT  the same rows with that library and with this one, in turn
+# make bench-looks what the trace costs, and those who look on: status 1 above their budgets
 # make bench-utcp  Redis with TCP in user space, between two network namespaces; needs root
 # make test       every test
 # make check      before each commit: format, lint, unit and model tests, conformance in one mode; minutes
@@ -9,7 +10,7 @@
 # make apps       real programs and other people's suites, plain against accelerated: docs/manual/applications.md
 # make test-rdma  in user-mode Linux kernels with RDMA devices, one built once: tests/rdma/README.md
 # make test-fresh make demo and make test in a new, minimal Debian; needs root
-# make soak       test-fresh, then conformance, kill and stress for hours, spoilt segments and traces, tests/mix, the off-switch 1,000 times, other people's suites in full, soak-rdma, and the mutants
+# make soak       test-fresh, test-deb and the site, then conformance, kill and stress for hours, spoilt segments and traces, tests/mix, the off-switch 1,000 times, other people's suites in full, soak-rdma, and the mutants
 # make soak-rdma  500 random faults, 1 GB each way, 100,000 requests, many connections; hours
 # make starve     memory, mappings, descriptors and threads fail for the library, each in turn; an hour
 # make mutants    puts bugs into the code, one at a time: a test must fail for each; hours
@@ -31,7 +32,7 @@ MANDIR     ?= $(PREFIX)/share/man
 
 BIN_DIR  := $(or $(CARGO_TARGET_DIR),target)/release
 
-.PHONY: all build demo bench bench-against bench-utcp test check test-hostile apps test-rdma test-fresh soak soak-rdma starve mutants install uninstall clean
+.PHONY: all build demo bench bench-against bench-looks bench-utcp test check test-hostile apps test-rdma test-fresh soak soak-rdma starve mutants install uninstall clean
 
 all: build
 
@@ -62,6 +63,12 @@ bench-against:
 	$(MAKE) build
 	BIN_DIR=$(BIN_DIR) bench/against.py "$(BASE)" $(if $(ROWS),--rows $(ROWS)) $(if $(ROUNDS),--rounds $(ROUNDS)) \
 	  --json out/against.json $(if $(CHECK),--check)
+
+bench-looks:
+	tests/packages $(NEEDED)
+	$(MAKE) build
+	BIN_DIR=$(BIN_DIR) bench/trace --check
+	BIN_DIR=$(BIN_DIR) bench/looks --check
 
 bench-utcp:
 	tests/packages $(NEEDED) ip:iproute2
@@ -96,7 +103,7 @@ test-fresh:
 
 # Where the odds are looked for, what fails has failed.
 soak: export NETACC_FLAKY = 0
-soak: test-fresh
+soak: test-fresh test-deb site
 	NETACC_SUITES="conformance kill stress" NETACC_REPEAT=20 NETACC_KILL_ROUNDS=3000 NETACC_STRESS_OPERATIONS=20000000 tests/run-all
 	NETACC_FUZZ_ROUNDS=3000000 NETACC_FUZZ_SEED=$$(date +%s) $(CARGO) test --release -p netacc-control --test hostile
 	NETACC_LIB_DIR="$(BIN_DIR)" tests/mix
