@@ -147,7 +147,7 @@ pub fn before_rights_change() {
 }
 /// A thread is about to go to another network namespace, perhaps. Async-signal-safe; bounded.
 pub fn before_network_change() {
-    held(crate::fast::never_prepare)
+    held(crate::fast_connect::never_prepare)
 }
 /// The process is about to say which system calls it may make: it makes none more than its program
 /// does, from here on.

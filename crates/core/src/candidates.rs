@@ -5,7 +5,7 @@ use crate::fd_table::{self, Entry};
 use crate::path::{PathId, PathList};
 use crate::socket::{Event, OfferState, Socket, State, flag, new_socket, offered};
 use crate::unconnected::unconnected;
-use crate::{agent, carrier, config, fast, host, inject, lock, process, stats, sys};
+use crate::{agent, carrier, config, fast_connect, host, inject, lock, process, stats, sys};
 use core::ffi::c_int;
 use core::net::SocketAddr;
 use core::sync::atomic::{AtomicU32, AtomicU64, Ordering::*};
@@ -96,7 +96,7 @@ pub(crate) struct Origin {
 
 pub(crate) fn begin_as(fd: c_int, origin: Origin) {
     let began = fd_table::began(fd);
-    fast::give_away(fd);
+    fast_connect::give_away(fd);
     let Some(s) = claim(fd) else { return };
     s.syn.set_began(began);
     fill(s, fd, origin);

@@ -71,7 +71,7 @@ pub(crate) struct SideMem {
     /// When a connector of this side last began a connection for whose agreement it waits
     /// (monotonic): a hint (`establish::lives`).
     pub(crate) seeks_at: AtomicU64,
-    /// What this side says of each of its listeners (`fast`).
+    /// What this side says of each of its listeners (`fast_connect`).
     pub(crate) awaits: [AtomicU64; LISTENERS],
     pub(crate) places: [ReadySet; PLACES],
 }
@@ -162,7 +162,7 @@ pub(crate) mod producer_quiet {
 
 /// The meaning of `RingWords::lives`.
 pub(crate) mod lives {
-    /// Not 0: the producer knows of lives (`crate::lives`).
+    /// Not 0: the producer knows of lives (`crate::life_word`).
     pub(crate) const KNOWN: usize = 0;
     /// Of direction 0: the word of the carrier's lives, which both ends change by exchange.
     pub(crate) const WORD: usize = 1;

@@ -26,7 +26,7 @@ use crate::lock::Mutex;
 use crate::sets::Sets;
 use crate::socket::Socket;
 use crate::wait::looks::Sleep;
-use crate::{fast, heap, io, process, signals, sys, wait};
+use crate::{fast_connect, heap, io, process, signals, sys, wait};
 use alloc::vec::Vec;
 use core::ffi::c_int;
 use core::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, AtomicU64, AtomicUsize, Ordering::*};
@@ -83,6 +83,7 @@ static EXTRAS: AtomicU32 = AtomicU32::new(0);
 
 mod at_listeners;
 mod ctl;
+mod edge;
 mod epoll_wait;
 mod hand_back;
 mod handover;
@@ -197,7 +198,7 @@ impl Counted {
         if let Some(sleep) = self.sleep.take() {
             sleep.over(n > 0);
         }
-        if fast::has_shared()
+        if fast_connect::has_shared()
             && let Some((e, _)) = self.inside
         {
             leaves_listeners(e, e.fd.load(Relaxed));
@@ -210,7 +211,7 @@ impl Counted {
 #[cold]
 #[inline(never)]
 fn leaves_listeners(e: &Epoll, epfd: c_int) {
-    signals::held(|| fast::waited_in(epfd, e.active.load(Relaxed)));
+    signals::held(|| fast_connect::waited_in(epfd, e.active.load(Relaxed)));
 }
 
 impl Drop for Counted {
@@ -362,7 +363,7 @@ pub(crate) fn on_close(e: &'static Epoll, fd: c_int) {
     if e.owner.load(Relaxed) != process::id() {
         return;
     }
-    fast::set_closed(fd, io::waits_elsewhere);
+    fast_connect::set_closed(fd, io::waits_elsewhere);
     let mut inner = e.inner.lock();
     inner.listeners.clear();
     inner.listeners_queued = false;

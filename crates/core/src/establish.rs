@@ -1,25 +1,27 @@
 //! How connections are established: the application's socket, listen, connect and accept.
 
-mod lives;
+mod without_kernel;
 
 use crate::candidates::{begin, make_plain, may_begin, tell_accepted};
 use crate::fd_table::{self, Entry};
 use crate::outcome::{PASS, Ret};
 use crate::socket::{Event, NONE, Socket, State, close_books, end_life, flag, reuse};
 use crate::unconnected::{may_open_later, refusal, unconnected};
-use crate::{agent, carrier, channel, config, epoll, fast, host, io, numbers, process, syn, user};
+use crate::{
+    agent, carrier, channel, config, epoll, fast_connect, host, io, numbers, process, syn, user,
+};
 use core::ffi::c_int;
 use core::sync::atomic::Ordering::*;
 use libc::{sockaddr, socklen_t};
-pub(crate) use lives::{Peer, accept};
 use netacc_control::stats::Reason;
+pub(crate) use without_kernel::{Peer, accept};
 
 pub(crate) fn on_socket(fd: c_int, domain: c_int, ty: c_int, protocol: c_int) {
     let stream = ty & 0xf == libc::SOCK_STREAM && (protocol == 0 || protocol == libc::IPPROTO_TCP);
     if stream && (domain == libc::AF_INET || domain == libc::AF_INET6) && process::started() {
         let _ = fd_table::put(fd, Entry::Fresh(refusal(NONE)));
-        if fast::is_on() {
-            fast::on_socket(fd, ty);
+        if fast_connect::is_on() {
+            fast_connect::on_socket(fd, ty);
         }
     }
 }
@@ -34,11 +36,11 @@ pub(crate) fn prepared(domain: c_int, ty: c_int, protocol: c_int) -> Option<c_in
     // (By a ring it may be connected where nobody sees that.)
     let may = stream
         && usual
-        && fast::is_on()
+        && fast_connect::is_on()
         && config::get().accelerate_by_default
-        && !fast::has_rings()
+        && !fast_connect::has_rings()
         && !process::may_be_vfork_child();
-    if may { fast::lend(domain, flags) } else { None }
+    if may { fast_connect::lend(domain, flags) } else { None }
 }
 
 /// What is done to a listener's descriptor is no matter of its connections'.
@@ -55,7 +57,7 @@ pub(crate) fn on_listen(fd: c_int) {
     agent::forget_told();
     let Entry::Socket(s, g) = fd_table::get(fd) else {
         fd_table::set(fd, listener);
-        fast::on_listen(fd);
+        fast_connect::on_listen(fd);
         return;
     };
     fd_table::for_each(|other, entry| {
@@ -107,8 +109,8 @@ pub(crate) unsafe fn on_accept(
     // instead of thinking that there is no library here.
     if fd_table::socket(fd).is_some() {
         tell_accepted(listener, fd, peer);
-        if fast::has_listeners() {
-            lives::accepted(listener, fd);
+        if fast_connect::has_listeners() {
+            without_kernel::accepted(listener, fd);
         }
     }
 }
@@ -137,7 +139,7 @@ fn adopt(listener: c_int) {
 
 /// `listen` is about to be called.
 pub(crate) fn before_listen(fd: c_int) {
-    fast::give_away(fd);
+    fast_connect::give_away(fd);
     if unconnected(fd).map(of_connections) == Some(NONE) {
         // (Daemons confine themselves behind this, and accept then.)
         config::settle();
@@ -147,9 +149,9 @@ pub(crate) fn before_listen(fd: c_int) {
 }
 
 pub(crate) unsafe fn before_connect(fd: c_int, addr: *const sockaddr, len: socklen_t) -> Ret {
-    if fast::is_on() {
+    if fast_connect::is_on() {
         // SAFETY: the caller's promise.
-        return unsafe { lives::before_connect(fd, addr, len) };
+        return unsafe { without_kernel::before_connect(fd, addr, len) };
     }
     // SAFETY: as above.
     unsafe { before_kernels_connect(fd, addr, len) }
@@ -226,8 +228,8 @@ pub(crate) unsafe fn on_connect(fd: c_int, addr: *const sockaddr, len: socklen_t
     // SAFETY: the caller's promise.
     unsafe { on_kernels_connect(fd, addr, len, result) };
     // (Asked behind it: the first one has had the configuration read.)
-    if fast::is_on() {
-        lives::on_connect(fd, result);
+    if fast_connect::is_on() {
+        without_kernel::on_connect(fd, result);
     }
 }
 

@@ -58,6 +58,7 @@ mod receive;
 mod receive_once;
 mod receiving;
 mod reset;
+mod ring_full;
 mod rings_shown;
 mod say_end;
 mod send;

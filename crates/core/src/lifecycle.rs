@@ -1,4 +1,4 @@
-//! Processes and descriptors: start, fork, close, dup; in files of their own: exec, and the end.
+//! Processes and descriptors: start, close, dup; in files of their own: fork, exec, and the end.
 
 use crate::fd_table::{self, Entry};
 use crate::log::warn_log;
@@ -7,8 +7,8 @@ use crate::path::PathId;
 use crate::socket::{State, harmless};
 use crate::wait::looks;
 use crate::{
-    adoption, agent, config, epoll, fast, host, io, io_uring, numbers, process, remote, rights,
-    service, sets, signals, socket, stats, sys, trace, unconnected, utcp, wait,
+    adoption, agent, config, epoll, fast_connect, io, io_uring, numbers, process, remote, service,
+    sets, signals, socket, sys, trace, unconnected, utcp,
 };
 use core::ffi::c_int;
 use core::sync::atomic::Ordering::{Relaxed, SeqCst};
@@ -17,9 +17,11 @@ use netacc_control::stats::Reason;
 
 mod before_exec;
 mod exit;
+mod fork;
 
 pub(crate) use before_exec::{before_exec, before_spawn, exec_failed};
 pub(crate) use exit::{at_exit, before_daemon, before_end};
+pub(crate) use fork::{fork_child, fork_parent, fork_prepare};
 
 pub(crate) fn init(env: &dyn Fn(&str) -> Option<&'static str>, next: NextSymbols) {
     crate::inject::init(env);
@@ -32,93 +34,6 @@ pub(crate) fn init(env: &dyn Fn(&str) -> Option<&'static str>, next: NextSymbols
     utcp::init(env("LD_PRELOAD"));
     process::start(next);
     adoption::exec::start(env("LD_PRELOAD"));
-}
-
-// ---- fork ---------------------------------------------------------------------------------------
-
-/// A fork begins, in the thread that forks: nothing of ours may change until it is done.
-pub(crate) fn fork_prepare() {
-    process::before_fork();
-    agent::each(|agent| agent.before_fork());
-    adoption::before_fork();
-    fast::give_away_all();
-    epoll::before_fork();
-    process::count_fork();
-    // Both processes will hold every socket: counted before either can close.
-    fd_table::for_each(|fd, entry| {
-        if let Entry::Socket(s, g) = entry {
-            let _ = s.count_names(g, |n| n.saturating_add(1));
-            harmless::settle(s, fd);
-            if s.has(socket::flag::TRACKED) {
-                adoption::passed::lose_track(s, fd);
-            }
-            fd_table::note_counted(fd, fd_table::encode(entry));
-        } else if let Entry::Marked(_) = entry {
-            adoption::share::lose(fd);
-        }
-    });
-    numbers::before_fork();
-}
-
-/// It is done, in the parent.
-pub(crate) fn fork_parent() {
-    numbers::after_fork_in_parent();
-    forked();
-    fast::share(io::give_up_listener);
-    fd_table::for_each(|_, entry| {
-        if let Entry::Socket(s, _) = entry
-            && s.is(socket::State::Attached)
-        {
-            wait::after_fork_in_parent(s);
-        }
-    });
-    stats::count(netacc_control::stats::Counter::Forks);
-}
-
-fn forked() {
-    agent::each(|agent| agent.after_fork());
-    process::forked();
-}
-
-/// A fork is not one step: the kernel copies the descriptors, then the memory, and other threads go
-/// on. What came to be after [`fork_prepare`] had counted is the parent's alone, whatever stands
-/// under its number here. True: there are such as were counted.
-fn forget_what_was_not_counted() -> bool {
-    let mut some = false;
-    fd_table::for_each(|fd, entry| {
-        if !matches!(entry, Entry::Socket(..)) {
-        } else if fd_table::was_counted(fd) {
-            some = true;
-        } else {
-            fd_table::set(fd, Entry::None);
-        }
-    });
-    some
-}
-
-/// It is done, in the child, which has this thread alone.
-pub(crate) fn fork_child() {
-    let (parent, foreign) = process::become_child();
-    forked();
-    numbers::after_fork_in_child();
-    if !process::started() {
-        return;
-    }
-    let inherits = forget_what_was_not_counted();
-    agent::each(|agent| agent.in_child(parent));
-    fast::after_fork_in_child();
-    wait::after_fork_in_child();
-    adoption::after_fork_in_child(inherits);
-    socket::after_fork_in_child();
-    host::after_fork_in_child();
-    crate::faults::after_fork_in_child();
-    stats::after_fork_in_child();
-    trace::after_fork_in_child();
-    rights::after_fork_in_child();
-    if let Some(foreign) = foreign {
-        // Nothing stays shared.
-        foreign.marked(rights::before_change);
-    }
 }
 
 /// Descriptors that came by SCM_RIGHTS are new, whatever the table remembers of their numbers.
@@ -182,7 +97,7 @@ fn close_ours(fd: c_int, raw: u64) -> Ret {
         }
         entry => {
             fd_table::take(fd, raw);
-            fast::give_away(fd);
+            fast_connect::give_away(fd);
             end_listener(fd);
             let r = sys::close(fd);
             if matches!(entry, Entry::Listener(_)) {
@@ -223,15 +138,15 @@ fn forget_stale_slow(fd: c_int, raw: u64) {
         Entry::Epoll(e) => epoll::on_close(epoll::at(e), fd),
         Entry::Ring(ring) => io_uring::on_close(io_uring::at(ring)),
         Entry::Listener(_) => end_listener(fd),
-        _ => fast::give_away(fd),
+        _ => fast_connect::give_away(fd),
     }
 }
 
 /// A listener's number is closed.
 fn end_listener(fd: c_int) {
-    if fast::may_have_listeners() {
-        fast::listener(fd).into_iter().for_each(io::end_listener);
-        let _ = fast::forget_inherited(fd);
+    if fast_connect::may_have_listeners() {
+        fast_connect::listener(fd).into_iter().for_each(io::end_listener);
+        let _ = fast_connect::forget_inherited(fd);
     }
 }
 
@@ -294,11 +209,11 @@ fn note_dup(old: c_int, new: c_int) {
             fd_table::set(new, Entry::Epoll(e));
         }
         e @ (Entry::Fresh(_) | Entry::Listener(_)) => {
-            fast::listener(old).into_iter().for_each(io::give_up_listener);
-            let _ = fast::forget_inherited(old);
-            fast::give_away(old);
+            fast_connect::listener(old).into_iter().for_each(io::give_up_listener);
+            let _ = fast_connect::forget_inherited(old);
+            fast_connect::give_away(old);
             // (What is known of the number is another socket's.)
-            fast::mark_fresh(new, fast::ODD);
+            fast_connect::mark_fresh(new, fast_connect::ODD);
             // What is done to a socket through either number, its connect above all, is seen for
             // both.
             let both = match (e, unconnected::make_unconnected(old)) {
@@ -399,8 +314,8 @@ pub(crate) fn dup3(old: c_int, new: c_int, flags: c_int) -> Ret {
 /// A flag of a socket's that has not been connected yet was set, or taken away, if the call has
 /// succeeded.
 pub(crate) fn note_flag(fd: c_int, raw: u64, r: Ret, flag: u32, is_set: bool) {
-    if fast::is_on() && r >= 0 && matches!(fd_table::decode(raw), Entry::Fresh(_)) {
-        fast::note_flag(fd, flag, is_set);
+    if fast_connect::is_on() && r >= 0 && matches!(fd_table::decode(raw), Entry::Fresh(_)) {
+        fast_connect::note_flag(fd, flag, is_set);
     }
 }
 
@@ -437,23 +352,23 @@ pub(crate) fn fcntl(fd: c_int, cmd: c_int, arg: usize) -> Ret {
         }
         libc::F_SETFD => {
             let r = sys::fcntl(fd, cmd, arg);
-            note_flag(fd, raw, r, fast::CLOEXEC, arg as c_int & libc::FD_CLOEXEC != 0);
+            note_flag(fd, raw, r, fast_connect::CLOEXEC, arg as c_int & libc::FD_CLOEXEC != 0);
             r
         }
-        libc::F_GETFL if fast::is_on() => {
+        libc::F_GETFL if fast_connect::is_on() => {
             let life = fd_table::socket(fd).filter(|(s, _)| s.life.load(Relaxed) > 1);
             life.and_then(|(s, _)| harmless::status_flags(s)).map_or(PASS, |flags| flags as Ret)
         }
-        libc::F_SETFL if fast::is_on() && is_all_set(fd, arg as c_int) => 0,
+        libc::F_SETFL if fast_connect::is_on() && is_all_set(fd, arg as c_int) => 0,
         libc::F_SETFL => {
             let r = sys::fcntl(fd, cmd, arg);
-            note_flag(fd, raw, r, fast::NONBLOCK, arg as c_int & libc::O_NONBLOCK != 0);
+            note_flag(fd, raw, r, fast_connect::NONBLOCK, arg as c_int & libc::O_NONBLOCK != 0);
             if arg as c_int & !(libc::O_ACCMODE | libc::O_NONBLOCK) != 0 {
-                note_flag(fd, raw, r, fast::ODD, true);
+                note_flag(fd, raw, r, fast_connect::ODD, true);
             }
-            if r >= 0 && fast::has_listeners() {
+            if r >= 0 && fast_connect::has_listeners() {
                 let nonblock = arg as c_int & libc::O_NONBLOCK != 0;
-                fast::listener(fd).into_iter().for_each(|l| l.set_nonblock(nonblock));
+                fast_connect::listener(fd).into_iter().for_each(|l| l.set_nonblock(nonblock));
             }
             if let Some((s, _)) = fd_table::socket(fd).filter(|_| r >= 0) {
                 // (Who attaches it may have asked the kernel before.)

@@ -5,7 +5,9 @@ use crate::fd_table::{self, Entry};
 use crate::outcome::{PASS, Ret};
 use crate::rendezvous::marks;
 use crate::socket::{self, Named, State, flag, harmless};
-use crate::{agent, config, fast, introspect, io, packet_policy, syn, sys, unconnected, user};
+use crate::{
+    agent, config, fast_connect, introspect, io, packet_policy, syn, sys, unconnected, user,
+};
 use core::ffi::{c_int, c_void};
 use core::sync::atomic::{AtomicI64, Ordering::*};
 use libc::{socklen_t, timeval};
@@ -267,13 +269,13 @@ fn on_same(fd: c_int, level: c_int, name: c_int, number: c_int) {
 #[cold]
 #[inline(never)]
 fn mark(fd: c_int, level: c_int, name: c_int) {
-    let mark = fast::mark_of(level, name);
+    let mark = fast_connect::mark_of(level, name);
     match fd_table::get(fd) {
-        Entry::Fresh(_) => fast::mark_fresh(fd, mark),
+        Entry::Fresh(_) => fast_connect::mark_fresh(fd, mark),
         Entry::Socket(s, _) => drop(s.marks.fetch_or(mark, AcqRel)),
         Entry::Listener(_) => {
             // (What it has accepted does not have the option.)
-            fast::listener(fd).into_iter().for_each(io::give_up_listener);
+            fast_connect::listener(fd).into_iter().for_each(io::give_up_listener);
         }
         _ => {}
     }
@@ -443,7 +445,7 @@ pub(crate) unsafe fn ioctl(fd: c_int, request: usize, arg: usize) -> Ret {
             give_to_user_in_kernel(fd, request as u64, arg);
         }
         // SAFETY: as above.
-        return if fast::is_on() { unsafe { ioctl_fresh(fd, request, arg) } } else { PASS };
+        return if fast_connect::is_on() { unsafe { ioctl_fresh(fd, request, arg) } } else { PASS };
     };
     if !s.is(State::Attached) && request as u64 != libc::FIONBIO {
         return PASS;
@@ -516,16 +518,16 @@ unsafe fn ioctl_fresh(fd: c_int, request: usize, arg: usize) -> Ret {
         libc::FIONBIO => {
             // SAFETY: it takes a pointer to an int of the caller's.
             let Some(on) = (unsafe { user::read(arg as *const c_int) }) else { return PASS };
-            fast::listener(fd).into_iter().for_each(|l| l.set_nonblock(on != 0));
-            (fast::NONBLOCK, on != 0)
+            fast_connect::listener(fd).into_iter().for_each(|l| l.set_nonblock(on != 0));
+            (fast_connect::NONBLOCK, on != 0)
         }
-        libc::FIOCLEX => (fast::CLOEXEC, true),
-        libc::FIONCLEX => (fast::CLOEXEC, false),
-        _ => (fast::ODD, true),
+        libc::FIOCLEX => (fast_connect::CLOEXEC, true),
+        libc::FIONCLEX => (fast_connect::CLOEXEC, false),
+        _ => (fast_connect::ODD, true),
     };
     // (The kernel refuses none of these.)
     if let Entry::Fresh(_) = fd_table::get(fd) {
-        fast::note_flag(fd, flag, is_set);
+        fast_connect::note_flag(fd, flag, is_set);
     }
     PASS
 }

@@ -11,7 +11,7 @@ mod want;
 
 use crate::channel::{Peers, Side};
 use crate::engines::Engines;
-use crate::fast;
+use crate::fast_connect;
 use crate::fd_table::{self, Entry};
 use crate::heap::Scratch;
 use crate::outcome::{Mask, PASS, Ret};
@@ -96,7 +96,7 @@ fn is_ours(fd: c_int, waits: bool) -> bool {
         }
         Entry::Socket(s, _) => s.is(State::Attached),
         Entry::Epoll(_) => true,
-        Entry::Listener(_) => fast::listener_to_use(fd).is_some(),
+        Entry::Listener(_) => fast_connect::listener_to_use(fd).is_some(),
         _ => false,
     }
 }
@@ -235,7 +235,7 @@ fn without_memory(fds: impl Iterator<Item = c_int>) -> Ret {
 struct Beside {
     /// Which of the descriptors it is.
     at: usize,
-    listener: &'static fast::Listener,
+    listener: &'static fast_connect::Listener,
     serial: u32,
 }
 
@@ -248,7 +248,7 @@ impl Beside {
 /// As [`poll_connections`], with listeners that give out parked connections: beside each stands
 /// what is readable while it has some.
 fn poll_list(fds: &mut [pollfd], timeout_ns: i64, mask: Mask) -> Result<Ret, NoMemory> {
-    let beside = |p: &pollfd| fast::listener(p.fd).filter(|_| p.events & IN != 0);
+    let beside = |p: &pollfd| fast_connect::listener(p.fd).filter(|_| p.events & IN != 0);
     let count = fds.iter().filter(|p| beside(p).is_some()).count();
     if count == 0 {
         return poll_connections(fds, timeout_ns, mask);

@@ -17,7 +17,7 @@ use crate::fd_table::{self, Entry};
 use crate::lock::Mutex;
 use crate::log::{debug_log, warn_log};
 use crate::socket::{self, Socket, State, flag};
-use crate::{adoption, agent, candidates, config, fast, io, process, shared, sys};
+use crate::{adoption, agent, candidates, config, fast_connect, io, process, shared, sys};
 use core::ffi::c_int;
 use core::sync::atomic::{AtomicBool, Ordering::*};
 use netacc_control::stats::Reason;
@@ -44,7 +44,7 @@ pub(crate) fn before_change() {
     }
     // What peers were told, they were told as that user.
     agent::forget_told();
-    fast::forget_prepared();
+    fast_connect::forget_prepared();
     if process::started() && !process::may_be_vfork_child() {
         agent::each(|agent| agent.before_rights_change());
     }

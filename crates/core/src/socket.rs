@@ -229,20 +229,20 @@ pub(crate) struct Socket {
     pub(crate) send_timeout_ns: AtomicI64,
     /// `-errno` that the next receive returns which finds nothing (recvmmsg).
     pub(crate) kept_error: AtomicI32,
-    // Fast connect (`crate::lives`).
+    // Fast connect (`crate::life_word`).
     /// The life of its carrier that it is; 0: there are none.
     pub(crate) life: AtomicU32,
     /// Another name of the carrier, of the library's own, + 1; 0: none. It lasts through the lives.
     pub(crate) spare: AtomicI32,
-    /// Which listener it was accepted by ([`crate::fast::listener_of`]).
+    /// Which listener it was accepted by ([`crate::fast_connect::listener_of`]).
     pub(crate) listener: AtomicU32,
-    /// Options that the application has set ([`crate::fast::mark_of`]).
+    /// Options that the application has set ([`crate::fast_connect::mark_of`]).
     pub(crate) marks: AtomicU32,
     pub(crate) harmless: harmless::Harmless,
     /// The cookie of the carrier's network namespace, where it has another name.
     pub(crate) netns: AtomicU64,
     /// Of a connector, where the carrier has another name: where its peer is
-    /// ([`crate::fast::Place`]).
+    /// ([`crate::fast_connect::Place`]).
     pub(crate) place: [AtomicU64; 4],
     /// Next of the free list.
     pub(crate) next_free: AtomicPtr<Socket>,

@@ -12,7 +12,7 @@ pub(crate) mod looks;
 mod spin;
 
 use crate::channel::{Channel, PLACES, Side, announce, producer_quiet, quiet};
-use crate::lives::has_closed;
+use crate::life_word::has_closed;
 use crate::socket::{Socket, State, flag};
 use crate::trace::Event;
 use crate::{channel, control, engines, fd_words, numbers, process, sleep, stats, sys};

@@ -45,7 +45,7 @@ pub fn on_socket(fd: c_int, domain: c_int, ty: c_int, protocol: c_int) {
 /// Whether a socket may be there that serves once more: [`prepared_socket`] is asked then.
 #[inline]
 pub fn has_prepared_sockets() -> bool {
-    crate::fast::has_prepared()
+    crate::fast_connect::has_prepared()
 }
 /// `socket`, of one that was made before. `None`: the hook calls the next symbol, and then
 /// [`on_socket`].
@@ -79,7 +79,7 @@ pub unsafe fn on_accept(listener: c_int, fd: c_int, addr: *const sockaddr, len: 
 /// Whether any listener gives out more than the kernel's connections: [`accept`] is asked then.
 #[inline]
 pub fn gives_out_more() -> bool {
-    crate::fast::may_have_listeners()
+    crate::fast_connect::may_have_listeners()
 }
 /// `accept4`, or `accept` with no flags. `PASS` lets the hook call the next symbol and then
 /// [`on_accept`].

@@ -4,7 +4,7 @@
 use super::epoll_wait::wait_here;
 use super::{Counted, Epoll, at, leaves_listeners};
 use crate::outcome::{Mask, PASS, Ret};
-use crate::{fast, fd_table, process, signals};
+use crate::{fast_connect, fd_table, process, signals};
 use core::ffi::c_int;
 use core::sync::atomic::Ordering::*;
 use libc::epoll_event;
@@ -18,7 +18,7 @@ pub(crate) unsafe fn wait(
     mask: Mask,
     counted: &mut Counted,
 ) -> Ret {
-    if fast::has_shared() {
+    if fast_connect::has_shared() {
         // SAFETY: as it came.
         return unsafe { wait_at_listeners(epfd, events, max, timeout_ns, mask, counted) };
     }
@@ -40,7 +40,7 @@ unsafe fn wait_at_listeners(
     let own = |e: &&Epoll| e.owner.load(Relaxed) == process::id();
     let own = fd_table::epoll(epfd).map(at).filter(own);
     if own.is_some() {
-        signals::held(|| fast::waits_in(epfd));
+        signals::held(|| fast_connect::waits_in(epfd));
     }
     // SAFETY: as it came.
     let r = unsafe { wait_here(epfd, events, max, timeout_ns, mask, counted) };

@@ -12,10 +12,11 @@ use super::{
     ET, EXCLUSIVE, EXCLUSIVE_OK, EXTRAS, Epoll, GATHERED, Inner, Item, ONESHOT, activate, at,
     homes, leave, post, prod, tag, take_place,
 };
+use crate::fast_connect::{self, Listener, listener, listener_to_use};
 use crate::fd_table::{self, Entry};
 use crate::outcome::{PASS, Ret};
 use crate::socket::{Named, Socket, State};
-use crate::{adoption, fast, io, process, signals, stats, sys, user};
+use crate::{adoption, io, process, signals, stats, sys, user};
 use core::ffi::c_int;
 use core::sync::atomic::Ordering::*;
 use core::sync::atomic::fence;
@@ -30,7 +31,7 @@ pub(crate) unsafe fn ctl(epfd: c_int, op: c_int, fd: c_int, event: *mut epoll_ev
     }
     // SAFETY: the caller's event.
     let r = signals::held(|| unsafe { ctl_ours(epfd, op, fd, event, raw) });
-    if r == PASS && fast::may_have_listeners() {
+    if r == PASS && fast_connect::may_have_listeners() {
         // SAFETY: as above.
         return unsafe { ctl_listener(epfd, op, fd, event) };
     }
@@ -109,7 +110,7 @@ unsafe fn ctl_ours(epfd: c_int, op: c_int, fd: c_int, event: *mut epoll_event, r
 #[cold]
 #[inline(never)]
 fn put_before_connected(op: c_int, fd: c_int) -> Entry {
-    fast::give_away(fd);
+    fast_connect::give_away(fd);
     if op == libc::EPOLL_CTL_ADD && crate::unconnected::make_unconnected(fd).is_none() {
         fd_table::refuse(fd, Reason::NoMemory);
     }
@@ -160,14 +161,15 @@ fn ctl_absent(epfd: c_int, op: c_int, fd: c_int, mut ev: epoll_event) -> Ret {
 #[cold]
 #[inline(never)]
 unsafe fn ctl_listener(epfd: c_int, op: c_int, fd: c_int, event: *mut epoll_event) -> Ret {
-    let used = if op == libc::EPOLL_CTL_ADD { fast::listener_to_use } else { fast::listener };
+    let adds = op == libc::EPOLL_CTL_ADD;
+    let used = if adds { listener_to_use } else { listener };
     let Some(l) = used(fd) else { return PASS };
     // SAFETY: the caller's event.
     signals::held(|| unsafe { ctl_both(l, epfd, op, fd, event) })
 }
 
 unsafe fn ctl_both(
-    l: &'static fast::Listener,
+    l: &'static Listener,
     epfd: c_int,
     op: c_int,
     fd: c_int,
@@ -207,12 +209,7 @@ unsafe fn ctl_both(
 /// The set tells of what a listener has to give out, or does so no more: it hears of that by what
 /// gathers the listener's doorbells, which stands beside it under a tag, or by its own place.
 /// False: it cannot.
-fn listen_here(
-    e: &Epoll,
-    op: c_int,
-    on: (&'static fast::Listener, c_int),
-    ev: epoll_event,
-) -> bool {
+fn listen_here(e: &Epoll, op: c_int, on: (&'static Listener, c_int), ev: epoll_event) -> bool {
     let (l, fd) = on;
     let set = e.fd.load(Relaxed);
     let mut inner = e.inner.lock();

@@ -11,7 +11,7 @@ use super::{
 };
 use crate::channel::Peers;
 use crate::engines::{self, Engines};
-use crate::fast;
+use crate::fast_connect;
 use crate::fd_table;
 use crate::lock::Guard;
 use crate::outcome::{Mask, PASS, Ret};
@@ -41,7 +41,7 @@ pub(super) unsafe fn wait_here(
     if !e.active.load(Acquire) {
         if !e.waited.load(Relaxed) {
             e.waited.store(true, Relaxed);
-            fast::note_waits();
+            fast_connect::note_waits();
         }
         let (inside, active) = Counted::enter(e);
         // Either this sees that the set is active now, or `take_place` sees the thread.

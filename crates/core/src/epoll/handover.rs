@@ -12,7 +12,7 @@ use super::{
 use crate::fd_table::Entry;
 use crate::lock::Guard;
 use crate::socket::{Socket, State};
-use crate::{fast, fd_table, io, numbers, process, sys, wait};
+use crate::{fast_connect, fd_table, io, numbers, process, sys, wait};
 use core::ffi::c_int;
 use core::sync::atomic::Ordering::*;
 use libc::epoll_event;
@@ -317,7 +317,10 @@ pub(crate) fn bar(e: &'static Epoll) {
 /// connections stands there under the application's own data. So a wait can tell of a listener in
 /// vain, or twice: nothing more is parked for those that `give_up`.
 #[cold]
-pub(crate) fn show_listeners(e: &'static Epoll, give_up: impl Fn(&'static fast::Listener) -> bool) {
+pub(crate) fn show_listeners(
+    e: &'static Epoll,
+    give_up: impl Fn(&'static fast_connect::Listener) -> bool,
+) {
     if !e.tagged.load(Acquire) || e.owner.load(Relaxed) != process::id() {
         return;
     }
@@ -340,14 +343,14 @@ pub(crate) fn show_listeners(e: &'static Epoll, give_up: impl Fn(&'static fast::
 /// become one. (Calls that do not wait for a connection bear a report in vain.)
 #[cold]
 pub(crate) fn before_exec() {
-    if !fast::has_listeners() {
+    if !fast_connect::has_listeners() {
         return;
     }
     fd_table::for_each(|fd, entry| {
         if let Entry::Epoll(e) = entry
             && sys::fcntl(fd, libc::F_GETFD, 0) & libc::FD_CLOEXEC as isize == 0
         {
-            show_listeners(super::at(e), fast::Listener::is_to_be_sure);
+            show_listeners(super::at(e), fast_connect::Listener::is_to_be_sure);
         }
     });
 }

@@ -1,9 +1,8 @@
 //! What an item has to report: by the shared words, and by the carrier where only that knows.
 
-use super::set::Seen;
 use super::{ALWAYS, ENDS, IN, Inner, Item, OUT};
 use crate::channel::{Channel, announce, says_end};
-use crate::lives::has_closed;
+use crate::life_word::has_closed;
 use crate::socket::flag;
 use crate::{io, sys, wait};
 use core::sync::atomic::{Ordering::*, fence};
@@ -85,28 +84,6 @@ pub(super) fn evaluate(item: &mut Item) -> u32 {
     now & (item.events | ALWAYS)
 }
 
-/// As [`evaluate`], of an edge-triggered item: nothing where its news is not what it asks for, or
-/// has been reported. (One without the interest in bytes hears of them, too; and the end of a
-/// stream is told of in its ring, before the carrier has it.)
-#[inline(never)]
-pub(super) fn evaluate_edge(item: &mut Item) -> u32 {
-    // (The words of a connection that is the kernel's say nothing any more; those of one that its
-    // maker alone may use may not even be there.)
-    if item.plain || item.socket.channel().is_none() {
-        item.seen = None;
-        return evaluate_plain(item);
-    }
-    let (before, seen) = (item.seen, Seen::by(item));
-    // Where the carrier is asked nothing is left of it: what that says is an edge.
-    item.seen = seen;
-    let now = evaluate(item);
-    let by_ring = item.seen.is_some();
-    if by_ring && now == 0 {
-        item.seen = before;
-    }
-    if by_ring && before == seen { 0 } else { now }
-}
-
 /// Whether an item may have something to report at this moment. What it has later is announced, or
 /// the kernel's to tell: an item that is not queued now takes its place when it becomes ready.
 /// `new`: the carrier is asked now, and not again by the first wait.
@@ -127,7 +104,7 @@ pub(super) fn may_report(item: &mut Item, new: bool) -> bool {
 /// A nameless item of a socket that is the kernel's: the kernel says all.
 #[cold]
 #[inline(never)]
-fn evaluate_plain(item: &Item) -> u32 {
+pub(super) fn evaluate_plain(item: &Item) -> u32 {
     if !item.plain {
         return 0;
     }

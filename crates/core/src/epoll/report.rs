@@ -1,13 +1,14 @@
 //! What a wait reports: the ready queue and the kernel's set, in the order in which it came.
 
+use super::edge::evaluate_edge;
 use super::hand_back::hand_back;
-use super::ready::{evaluate, evaluate_edge};
+use super::ready::evaluate;
 use super::set::Listening;
 use super::{
     DOORBELL, ENDS, ET, Epoll, GATHER, IN, Inner, Item, KERNEL, LISTENERS, ONESHOT, OUT, TURNS,
     come_in, untag,
 };
-use crate::fast::Listener;
+use crate::fast_connect::Listener;
 use crate::lock::Guard;
 use crate::outcome::{Mask, Ret};
 use crate::socket::State;

@@ -5,7 +5,7 @@ use super::queue::Queue;
 use super::{ET, EXTRAS, Epoll, GATHER, IN, KERNEL, LISTENERS, NO_ITEM, ONESHOT, OUT, homes};
 use crate::channel::{BY_KERNEL, Channel, announce, stamp_of};
 use crate::engines::Engines;
-use crate::fast::Listener;
+use crate::fast_connect::Listener;
 use crate::socket::{Named, Socket, State};
 use crate::{io, sys};
 use alloc::vec::Vec;

@@ -17,8 +17,8 @@ use crate::sets::sets;
 use crate::socket::{self, Named, OfferState, RxEnd, Socket, State, TxEnd, flag};
 use crate::wait::looks::{self, Habit, Looked};
 use crate::{
-    adoption, agent, candidates, config, fast, fd_table, inject, process, signals, sleep, sys,
-    trace,
+    adoption, agent, candidates, config, fast_connect, fd_table, inject, process, signals, sleep,
+    sys, trace,
 };
 use core::ffi::c_int;
 use core::sync::atomic::Ordering::*;
@@ -368,7 +368,7 @@ pub(super) fn after_candidate_call(
     call_flags: c_int,
 ) {
     if side == Side::Receive {
-        if fast::is_on() {
+        if fast_connect::is_on() {
             waits_seen::note_once(fd, call_flags);
         }
         if s.in_vain.load(Relaxed) != 0 {

@@ -19,7 +19,7 @@ use crate::candidates::{look_up, make_plain};
 use crate::fd_table::Entry;
 use crate::outcome::{PASS, Ret};
 use crate::socket::{Socket, State, await_change, flag};
-use crate::{adoption, agent, fast, fd_table, lock, process, sys, trace};
+use crate::{adoption, agent, fast_connect, fd_table, lock, process, sys, trace};
 use core::ffi::c_int;
 use core::sync::atomic::Ordering::*;
 use netacc_control::stats::Reason;
@@ -111,7 +111,7 @@ pub(crate) fn close_of(fd: c_int) -> Ret {
 
 pub(crate) fn shutdown_of(fd: c_int, how: c_int) -> Ret {
     let Some((s, g)) = fd_table::socket(fd) else {
-        if let Some(l) = fast::listener(fd).filter(|_| how != libc::SHUT_WR) {
+        if let Some(l) = fast_connect::listener(fd).filter(|_| how != libc::SHUT_WR) {
             kept::end_listener(l);
         }
         return PASS;

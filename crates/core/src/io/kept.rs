@@ -3,9 +3,9 @@
 //! comes to be kept, and how the next one takes its carrier: [`super::park`].)
 
 use super::last_close::finish;
-use crate::fast::{self, Listener, Place};
+use crate::fast_connect::{self, Listener, Place};
 use crate::fd_table::{self, Entry};
-use crate::lives::{look, step};
+use crate::life_word::{look, step};
 use crate::socket::{self, Event, Socket, State, harmless};
 use crate::{config, process, sys};
 use core::ffi::c_int;
@@ -21,7 +21,7 @@ pub(crate) fn is_taken(s: &Socket) -> bool {
 /// Who accepts may have heard that it is taken, and have found it in nobody's list.
 pub(super) fn hear_if_taken(s: &'static Socket) {
     if is_taken(s) {
-        fast::listener_of(s).into_iter().for_each(|l| l.hear(s, is_taken));
+        fast_connect::listener_of(s).into_iter().for_each(|l| l.hear(s, is_taken));
     }
 }
 
@@ -57,7 +57,7 @@ fn expires_ns() -> u64 {
 /// When to look at what is kept, if anything is.
 pub(super) fn next_sweep() -> u64 {
     const PAUSE_NS: u64 = 100_000_000;
-    match fast::oldest(expires_ns().min(fast::HALF_NS)) {
+    match fast_connect::oldest(expires_ns().min(fast_connect::HALF_NS)) {
         0 => 0,
         // (What waits to be accepted stays, however old it is.)
         at => at.max(sys::now_ns().saturating_add(PAUSE_NS)),
@@ -68,7 +68,7 @@ pub(super) fn next_sweep() -> u64 {
 pub(crate) fn sweep() -> u64 {
     const AT_ONCE: usize = 8;
     for _ in 0..AT_ONCE {
-        let Some(kept) = fast::pick(|k| is_gone(k.socket)) else { break };
+        let Some(kept) = fast_connect::pick(|k| is_gone(k.socket)) else { break };
         give_up(kept.socket);
     }
     next_sweep()
@@ -88,27 +88,27 @@ pub(super) fn sweep_now_and_then() {
 /// As [`sweep`], when it is time.
 pub(crate) fn sweep_in_time() -> u64 {
     let age = expires_ns();
-    let is_old = |k: &fast::Kept| {
+    let is_old = |k: &fast_connect::Kept| {
         let seen = k.socket.channel().and_then(|c| look(k.socket, c, Life::Closed));
         match seen {
             Some(Seen::Parked) => k.is_older_than(age),
-            Some(Seen::PeerOpen) => k.is_older_than(fast::HALF_NS),
+            Some(Seen::PeerOpen) => k.is_older_than(fast_connect::HALF_NS),
             _ => false,
         }
     };
-    fast::pick_each(is_old, retire_kept);
+    fast_connect::pick_each(is_old, retire_kept);
     sweep()
 }
 
 /// One that the caller has taken out. (Its connector may have begun the next life.)
-pub(super) fn retire_kept(kept: fast::Kept) {
+pub(super) fn retire_kept(kept: fast_connect::Kept) {
     retire(kept.socket, kept.to);
 }
 
 pub(super) fn retire(s: &'static Socket, to: Option<Place>) {
     if retires(s) {
         give_up(s);
-    } else if fast::keep(s, to) {
+    } else if fast_connect::keep(s, to) {
         hear_if_taken(s);
     } else {
         reset(s);
@@ -132,12 +132,12 @@ pub(super) fn reset(s: &'static Socket) {
 
 /// One of a listener that is closed, which the caller has taken out: what waits to be accepted is
 /// reset, as the kernel's is.
-pub(super) fn end_accepting(kept: fast::Kept) {
+pub(super) fn end_accepting(kept: fast_connect::Kept) {
     if retires(kept.socket) { give_up(kept.socket) } else { reset(kept.socket) }
 }
 
 /// Whether it was accepted by the listener of that name.
-pub(super) fn is_of(kept: &fast::Kept, name: u32) -> bool {
+pub(super) fn is_of(kept: &fast_connect::Kept, name: u32) -> bool {
     kept.to.is_none() && kept.socket.listener.load(Relaxed) == name
 }
 
@@ -148,8 +148,8 @@ pub(super) fn end_kept(s: &'static Socket) -> bool {
     }
     if is_taken(s) {
         // (Its connector may have ended before it could announce that.)
-        fast::listener_of(s).into_iter().for_each(|l| l.hear(s, is_taken));
-    } else if fast::take(s) {
+        fast_connect::listener_of(s).into_iter().for_each(|l| l.hear(s, is_taken));
+    } else if fast_connect::take(s) {
         give_up(s);
     }
     true
@@ -157,7 +157,7 @@ pub(super) fn end_kept(s: &'static Socket) -> bool {
 
 /// Acceleration is turned off: nothing is kept any more but what waits to be accepted.
 pub(super) fn retire_all() {
-    fast::pick_each(|k| !is_taken(k.socket), retire_kept);
+    fast_connect::pick_each(|k| !is_taken(k.socket), retire_kept);
 }
 
 /// Nothing is parked any more for a listener that has been given up. Whether something of it waits
@@ -165,9 +165,9 @@ pub(super) fn retire_all() {
 #[cold]
 #[inline(never)]
 pub(crate) fn serves(l: &'static Listener) -> bool {
-    let its = |s: &Socket| fast::listener_of(s).is_some_and(|of| core::ptr::eq(of, l));
-    fast::pick_each(|k| its(k.socket) && !is_taken(k.socket), retire_kept);
-    fast::any(|k| its(k.socket))
+    let its = |s: &Socket| fast_connect::listener_of(s).is_some_and(|of| core::ptr::eq(of, l));
+    fast_connect::pick_each(|k| its(k.socket) && !is_taken(k.socket), retire_kept);
+    fast_connect::any(|k| its(k.socket))
 }
 
 /// A listener gives out nothing more that is parked. What was taken before waits to be accepted.
@@ -184,8 +184,8 @@ pub(crate) fn give_up_listener(l: &'static Listener) {
 #[inline(never)]
 pub(crate) fn waits_elsewhere(l: &'static Listener) {
     if l.ends_by_set() {
-        let its = |s: &Socket| fast::listener_of(s).is_some_and(|of| core::ptr::eq(of, l));
-        fast::pick_each(|k| its(k.socket) && !is_taken(k.socket), retire_kept);
+        let its = |s: &Socket| fast_connect::listener_of(s).is_some_and(|of| core::ptr::eq(of, l));
+        fast_connect::pick_each(|k| its(k.socket) && !is_taken(k.socket), retire_kept);
         find_taken(l, true);
     }
 }
@@ -194,8 +194,8 @@ pub(crate) fn waits_elsewhere(l: &'static Listener) {
 #[cold]
 #[inline(never)]
 pub(crate) fn find_taken(l: &'static Listener, wakes: bool) {
-    let its = |s: &Socket| fast::listener_of(s).is_some_and(|of| core::ptr::eq(of, l));
-    fast::for_each(|k| {
+    let its = |s: &Socket| fast_connect::listener_of(s).is_some_and(|of| core::ptr::eq(of, l));
+    fast_connect::for_each(|k| {
         if its(k.socket) && is_taken(k.socket) {
             l.hear_at_set(k.socket, wakes);
         }
@@ -207,7 +207,7 @@ pub(crate) fn find_taken(l: &'static Listener, wakes: bool) {
 #[cold]
 #[inline(never)]
 pub(crate) fn hear_taken(s: &'static Socket, is_here: impl Fn(&Listener) -> bool) -> bool {
-    let Some(l) = fast::listener_of(s).filter(|_| is_taken(s)) else { return false };
+    let Some(l) = fast_connect::listener_of(s).filter(|_| is_taken(s)) else { return false };
     let here = is_here(l);
     l.hear_at_set(s, !here);
     here
@@ -215,7 +215,7 @@ pub(crate) fn hear_taken(s: &'static Socket, is_here: impl Fn(&Listener) -> bool
 
 /// Another program gets the listener `fd`, and may accept as well.
 pub(crate) fn share_listener(fd: c_int) {
-    let Some(l) = fast::listener(fd) else { return };
+    let Some(l) = fast_connect::listener(fd) else { return };
     l.give_up();
     // (A child that shares this memory has descriptors of its own: the next `accept` retires.)
     if !process::in_vfork_child() {
@@ -225,8 +225,8 @@ pub(crate) fn share_listener(fd: c_int) {
 
 /// The process has made an io_uring, by which it may accept: what is taken would not be seen there.
 pub(crate) fn on_ring() {
-    if fast::note_rings() {
-        fast::listeners().for_each(give_up_listener);
+    if fast_connect::note_rings() {
+        fast_connect::listeners().for_each(give_up_listener);
         fd_table::for_each(|fd, entry| {
             if let Entry::Socket(s, _) = entry {
                 harmless::settle(s, fd);
@@ -241,7 +241,7 @@ pub(crate) fn on_ring() {
 pub(crate) fn end_listener(l: &'static Listener) {
     let name = l.name();
     l.give_up();
-    fast::pick_each(|k| is_of(k, name), end_accepting);
+    fast_connect::pick_each(|k| is_of(k, name), end_accepting);
     // (The kernel takes the listener itself out of the sets that it is in.)
     fd_table::for_each(|set, entry| {
         if let Entry::Epoll(_) = entry {
@@ -252,5 +252,5 @@ pub(crate) fn end_listener(l: &'static Listener) {
     });
     l.end();
     // (What was closing meanwhile, and has found it still there.)
-    fast::pick_each(|k| is_of(k, name), end_accepting);
+    fast_connect::pick_each(|k| is_of(k, name), end_accepting);
 }

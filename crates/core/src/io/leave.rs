@@ -6,7 +6,7 @@ use super::ends::{NotHeld, RxHeld, TxHeld, corrupt, hold_rx, hold_tx};
 use super::reset::{is_reset_now, owes_reset, would_end_in_order};
 use super::waits::renew;
 use crate::channel::{announce, quiet};
-use crate::lives::step;
+use crate::life_word::step;
 use crate::log::debug_log;
 use crate::outcome::{PASS, Ret};
 use crate::sets::sets;

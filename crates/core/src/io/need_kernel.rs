@@ -6,7 +6,7 @@ use super::leave::to_kernel;
 use crate::fd_table::Entry;
 use crate::sets::sets;
 use crate::socket::{Socket, State, flag};
-use crate::{adoption, fast, fd_table};
+use crate::{adoption, fast_connect, fd_table};
 use core::ffi::c_int;
 use netacc_control::stats::Reason;
 
@@ -27,8 +27,8 @@ fn give_to_kernel(fd: c_int, why: Reason, strict: bool) {
     let (s, g) = match fd_table::get(fd) {
         Entry::Socket(s, g) => (s, g),
         Entry::Fresh(_) | Entry::Listener(_) => {
-            fast::listener(fd).into_iter().for_each(give_up_listener);
-            fast::give_away(fd);
+            fast_connect::listener(fd).into_iter().for_each(give_up_listener);
+            fast_connect::give_away(fd);
             return fd_table::refuse(fd, why);
         }
         Entry::Ring(_) => return lose_sight(),

@@ -1,7 +1,7 @@
 //! Fast connect: a connection whose last name goes in good order leaves its carrier to the next one
 //! (`docs/design/fast-connect.md`). The steps are those of `netacc_proto::lives`; what is kept
-//! stands in [`crate::fast`], and whoever takes a connection out of there makes its next step. (How
-//! what is kept comes to an end: [`super::kept`].)
+//! stands in [`crate::fast_connect`], and whoever takes a connection out of there makes its next
+//! step. (How what is kept comes to an end: [`super::kept`].)
 
 use super::ends::{
     RxHeld, TxHeld, carrier_unread, hold_rx, hold_tx, load_ack, load_announce, publish_held,
@@ -17,9 +17,9 @@ use super::leave::serve::{leave_dead_channel, serve_pull_back};
 use super::promote::promote;
 use super::rings_shown::show_rings;
 use crate::channel::{AnnouncedAt, Channel, lives as words, producer_quiet, quiet};
-use crate::fast::{self, Listener, Place};
+use crate::fast_connect::{self, Listener, Place};
 use crate::fd_table::{self, Entry};
-use crate::lives::{self, has_closed, step};
+use crate::life_word::{self, has_closed, step};
 use crate::lock;
 use crate::log::debug_log;
 use crate::outcome::Ret;
@@ -48,11 +48,11 @@ const STAYS: u32 = flag::CONNECTOR | flag::FOUND | flag::WAITS_SEEN | flag::NOTE
 #[cold]
 #[inline(never)]
 pub(super) fn begin(s: &Socket, channel: &'static Channel, slot: usize) {
-    let knows = fast::is_on() && channel.far.is_shared() && is_own_user(channel);
+    let knows = fast_connect::is_on() && channel.far.is_shared() && is_own_user(channel);
     s.life.store(u32::from(knows), Relaxed);
     if knows {
         channel.words(slot, channel.side).lives[words::KNOWN].store(1, SeqCst);
-        fast::know(channel);
+        fast_connect::know(channel);
     }
 }
 
@@ -87,7 +87,7 @@ pub(super) fn parks(s: &'static Socket, g: u16, fd: c_int) -> bool {
     let slot = s.slot.load(Relaxed) as usize;
     let may =
         |l: &&Listener| l.may_park() && candidates::paths_for(&s.tuple(), false).is_ok_and(has_shm);
-    let listener = fast::listener_of(s).filter(may);
+    let listener = fast_connect::listener_of(s).filter(may);
     if !peer_knows(channel, slot) || listener.is_none() != s.has(flag::CONNECTOR) {
         debug_log!("fd {fd}: not kept: of a peer or listener that knows nothing of that");
         return false;
@@ -119,18 +119,22 @@ pub(super) fn parks(s: &'static Socket, g: u16, fd: c_int) -> bool {
 fn closes(s: &'static Socket, channel: &Channel, listener: Option<&'static Listener>) -> bool {
     let place = listener.map_or(0, |l| announced_at(l, channel).0);
     if step(s, channel, Life::Open, Happens::Close { place }).is_err() {
-        fast::unreserve(s);
+        fast_connect::unreserve(s);
         give_up(s);
         return false;
     }
-    fast::make_ready(s);
+    fast_connect::make_ready(s);
     let Some(l) = listener else { return true };
     // (5) Of a listener that has gone meanwhile nobody else knows that this one is parked.
     if !l.may_park() {
         let name = l.name();
-        let is = |k: &fast::Kept| core::ptr::eq(k.socket, s) && is_of(k, name);
-        let ended = fast::listener_of(s).is_none();
-        fast::pick(is).into_iter().for_each(if ended { end_accepting } else { retire_kept });
+        let is = |k: &fast_connect::Kept| core::ptr::eq(k.socket, s) && is_of(k, name);
+        let ended = fast_connect::listener_of(s).is_none();
+        fast_connect::pick(is).into_iter().for_each(if ended {
+            end_accepting
+        } else {
+            retire_kept
+        });
         return false;
     }
     hear_if_taken(s);
@@ -150,10 +154,10 @@ fn has_shm(paths: PathList) -> bool {
 }
 
 fn may_park(s: &Socket) -> bool {
-    fast::is_on()
+    fast_connect::is_on()
         && config::get().accelerate_by_default
         && s.flags.load(SeqCst) & !USUAL == 0
-        && s.marks.load(Relaxed) & fast::ODD == 0
+        && s.marks.load(Relaxed) & fast_connect::ODD == 0
         && s.names() == 0
         && s.forks.load(Relaxed) == process::forks()
         && !process::is_ending()
@@ -211,7 +215,7 @@ fn lets_go(s: &'static Socket, g: u16, own: c_int, to: Option<Place>) -> bool {
     rx.words.quiet[quiet::NOTIFY].fetch_or(quiet::ENDS, SeqCst);
     fence(SeqCst);
     let on_carrier = rx.end.switch.state() != RxState::Fast && carrier_unread(own) != Some(0);
-    if on_carrier || !matches!(rx.unread(), Ok(0)) || !fast::reserve(s, to) {
+    if on_carrier || !matches!(rx.unread(), Ok(0)) || !fast_connect::reserve(s, to) {
         return false;
     }
     close_books(s);
@@ -220,7 +224,7 @@ fn lets_go(s: &'static Socket, g: u16, own: c_int, to: Option<Place>) -> bool {
     s.generation.fetch_add(1, AcqRel);
     let parked = s.state.change(State::Attached, Event::Parked);
     if !parked {
-        fast::unreserve(s);
+        fast_connect::unreserve(s);
     }
     parked
 }
@@ -273,15 +277,15 @@ pub(crate) struct Fresh {
 /// The socket becomes a connection to that place by a carrier that is parked. False: there is none.
 pub(crate) fn connect(fresh: &Fresh, to: Place) -> bool {
     let now = sys::ticks();
-    let parked = |k: &fast::Kept| {
+    let parked = |k: &fast_connect::Kept| {
         let channel = k.socket.channel().filter(|_| k.to == Some(to));
         channel.map_or(0, |c| rank(k.socket, c, now))
     };
-    while let Some(kept) = fast::pick_best(parked) {
+    while let Some(kept) = fast_connect::pick_best(parked) {
         // (As of a connection that is made: the configuration may have changed.)
         let taken = match candidates::paths_for(&kept.socket.tuple(), true) {
             Ok(paths) if has_shm(paths) => take(kept.socket, fresh),
-            Err(Reason::SampledOut) if fast::keep(kept.socket, kept.to) => return false,
+            Err(Reason::SampledOut) if fast_connect::keep(kept.socket, kept.to) => return false,
             _ => Err(NotTaken::Serves),
         };
         match taken {
@@ -299,9 +303,9 @@ pub(crate) fn connect(fresh: &Fresh, to: Place) -> bool {
 
 /// How good it is to take that one: 0, not at all.
 fn rank(s: &Socket, channel: &Channel, now: u64) -> u8 {
-    let Some(place) = lives::parked_for(s, channel) else { return 0 };
+    let Some(place) = life_word::parked_for(s, channel) else { return 0 };
     let said = channel.awaits(AnnouncedAt(place).listener(), true).load(Relaxed);
-    fast::rank(said, now)
+    fast_connect::rank(said, now)
 }
 
 /// Why a carrier does not become a connection.
@@ -329,19 +333,19 @@ fn take(s: &'static Socket, fresh: &Fresh) -> Result<(), NotTaken> {
     let before = step(s, channel, Life::Closed, Happens::Take).map_err(|_| NotTaken::Serves)?;
     let marks = s.marks.swap(fresh.marks, Relaxed);
     harmless::begin_life(s, own, marks, &Due::Fresh(fresh.fd, fresh.marks), fresh.nonblock);
-    if fast::has_rings() {
+    if fast_connect::has_rings() {
         harmless::settle(s, own);
     }
     let cloexec = if fresh.cloexec { libc::O_CLOEXEC } else { 0 };
     if fresh.untouched {
-        fast::keep_socket(fresh.fd, fresh.domain, fresh.nonblock);
+        fast_connect::keep_socket(fresh.fd, fresh.domain, fresh.nonblock);
     } else {
-        fast::give_away(fresh.fd);
+        fast_connect::give_away(fresh.fd);
     }
     // (The number is open, and the application's own.)
     if sys::dup3(own, fresh.fd, cloexec) < 0 {
         // It still is the fresh socket's.
-        fast::forget_prepared();
+        fast_connect::forget_prepared();
         return Err(NotTaken::Number);
     }
     reopen(s, fresh.fd);
@@ -366,8 +370,8 @@ pub(crate) fn give_out(
     forget: fn(c_int),
 ) -> Result<c_int, Ret> {
     // (It may have been given out since, and be another listener's.)
-    let its = fast::listener_of(s).is_some_and(|of| core::ptr::eq(of, l));
-    if !its || !fast::take(s) {
+    let its = fast_connect::listener_of(s).is_some_and(|of| core::ptr::eq(of, l));
+    if !its || !fast_connect::take(s) {
         return Err(0);
     }
     let Some(channel) = s.channel() else {
@@ -380,7 +384,7 @@ pub(crate) fn give_out(
     let fd = sys::fcntl(own, dup, 0);
     numbers::leave(ticket);
     if fd < 0 {
-        if fast::keep(s, None) {
+        if fast_connect::keep(s, None) {
             l.put_back(s);
         } else {
             reset(s);

@@ -6,7 +6,7 @@ use super::take::{Destination, drain, received_fast};
 use super::{ASK_CARRIER_IN_SET_NS, ASK_CARRIER_NS, EAGAIN, ECONNRESET, EFAULT, header_of};
 use crate::channel::quiet;
 use crate::heap::Scratch;
-use crate::lives::has_closed;
+use crate::life_word::has_closed;
 use crate::outcome::Ret;
 use crate::socket::{Socket, flag};
 use crate::{carrier, engines, sleep, sys};

@@ -8,12 +8,13 @@ use super::park::answer_for_closed;
 use super::promote::{may_use_carrier, peer_is_going, promote, switch_if_ordered};
 use super::put::{fill, kernel_send, sent_fast};
 use super::reset::{is_broken, is_reset, is_reset_by, lies_unread, peer_has_ended, send_broken};
+use super::ring_full;
 use super::send_again::send_again;
 use super::under_way::UnderWay;
 use super::waits::{Patience, block, carrier_is_due, interrupted, never_waits};
 use super::{ASK_CARRIER_TICKS, EAGAIN, ECONNRESET, EFAULT, SEND_FLAGS};
 use crate::channel::Side;
-use crate::lives::has_closed;
+use crate::life_word::has_closed;
 use crate::outcome::{PASS, Ret};
 use crate::socket::{Named, Socket, State, flag};
 use crate::trace::Event;
@@ -204,7 +205,7 @@ impl Sending<'_> {
             Err(CopyError::PeerCorrupt) => return Next::Done(corrupt(s, self.fd)),
         }
         publish_held(h);
-        if h.end.ring.size() < s.whole_ring_bytes() && self.outgrows(h) {
+        if h.end.ring.size() < s.whole_ring_bytes() && ring_full::outgrow(self.s, h) {
             return Next::Again;
         }
         wait::on_full(s);
@@ -317,24 +318,8 @@ impl Sending<'_> {
         Next::Done(EPIPE)
     }
 
-    /// A small ring is full. It holds no stream up: the connection goes back to its carrier, and
-    /// its calls ask for whole rings (`docs/design/rings.md`). What is sent before it is there goes
-    /// into memory of its own, as much as into a whole ring. False: there is none.
-    #[cold]
-    fn outgrows(&self, h: &mut TxHeld<'_>) -> bool {
-        let s = self.s;
-        s.fills.store(true, Relaxed);
-        let spills = s.spill.take_over(&mut h.end.ring, s.whole_ring_bytes());
-        s.room.store(h.end.ring.size() as u32, Relaxed);
-        h.channel.far.demote(h.slot, Reason::Negotiating, true);
-        // Who has just looked for room may have found none.
-        wait::prod(s);
-        spills
-    }
-
     fn no_room(&self, h: &TxHeld<'static>, nonblocking: bool) -> Next {
-        wait::on_full(self.s);
-        self.s.trace_once(Event::Full, Side::Send as u64);
+        ring_full::note(self.s);
         if nonblocking {
             Next::Done(EAGAIN)
         } else {

@@ -1,7 +1,7 @@
 //! Whether a candidate's process has shown that it waits where the library sees it.
 
 use crate::candidates::NOTED_AFTER;
-use crate::fast;
+use crate::fast_connect;
 use crate::outcome::Ret;
 use crate::sets::sets;
 use crate::socket::{Socket, flag};
@@ -50,7 +50,7 @@ pub(crate) fn on_polled(s: &Socket) {
     if !s.has(flag::WAITS_SEEN) && (s.tx_bytes.load(Relaxed) != 0 || s.rx_bytes.load(Relaxed) != 0)
     {
         s.raise(flag::WAITS_SEEN);
-        fast::note_waits();
+        fast_connect::note_waits();
     }
 }
 
@@ -58,11 +58,11 @@ pub(crate) fn on_polled(s: &Socket) {
 #[cold]
 #[inline(never)]
 pub(super) fn note_once(fd: c_int, call_flags: c_int) {
-    if !fast::waits_seen()
+    if !fast_connect::waits_seen()
         && call_flags & libc::MSG_DONTWAIT == 0
         && sys::fcntl(fd, libc::F_GETFL, 0) & libc::O_NONBLOCK as Ret == 0
     {
-        fast::note_waits();
+        fast_connect::note_waits();
     }
 }
 

@@ -5,7 +5,7 @@ use super::exit::{begin_to_leave_hosts, finish};
 use crate::adoption::exec::{Heir, hand_over};
 use crate::fd_table::{self, Entry};
 use crate::socket::harmless;
-use crate::{adoption, epoll, fast, io, keeper, process, socket, sys, trace};
+use crate::{adoption, epoll, fast_connect, io, keeper, process, socket, sys, trace};
 use netacc_control::stats::Reason;
 
 /// This very process becomes the new program, which `heir` says, if it is known.
@@ -23,7 +23,7 @@ pub(crate) fn before_exec(heir: impl FnOnce() -> Option<Heir>) {
 
 /// Another process starts it, and this one goes on.
 pub(crate) fn before_spawn() {
-    fast::give_away_all();
+    fast_connect::give_away_all();
     prepare(|| None);
 }
 
@@ -58,7 +58,7 @@ fn prepare(heir: impl FnOnce() -> Option<Heir>) {
                 io::need_kernel(fd, Reason::InheritedByExec);
             }
         } else if let Entry::Listener(_) = entry
-            && fast::has_listeners()
+            && fast_connect::has_listeners()
             && sys::fcntl(fd, libc::F_GETFD, 0) & libc::FD_CLOEXEC as isize == 0
         {
             io::share_listener(fd);

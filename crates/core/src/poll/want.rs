@@ -3,7 +3,7 @@
 use super::{IN, OUT};
 use crate::channel::Channel;
 use crate::heap::Scratch;
-use crate::lives::has_closed;
+use crate::life_word::has_closed;
 use crate::socket::{self, Socket, State, flag};
 use crate::{io, wait};
 use core::ffi::c_int;

@@ -45,8 +45,8 @@ impl Listening {
         // SAFETY: no pointers.
         assert_eq!(unsafe { libc::listen(fd, backlog) }, 0);
         fd_table::set(fd, Entry::Listener(NONE));
-        fast::on_listen(fd);
-        Listening { socket, known: fast::listener(fd).unwrap() }
+        fast_connect::on_listen(fd);
+        Listening { socket, known: fast_connect::listener(fd).unwrap() }
     }
 
     fn give_out(&self) -> Option<c_int> {
@@ -101,7 +101,7 @@ fn end_of(fd: c_int) -> End {
 }
 
 fn kept() -> usize {
-    fast::count(|_| true)
+    fast_connect::count(|_| true)
 }
 
 /// Both applications close, the connector's first.
@@ -114,7 +114,7 @@ fn close_in_good_order(mut ends: [End; 2]) {
 /// Neither end is parked any more.
 fn until_none_is_kept() {
     sweep();
-    crate::testing::pass_ns(fast::HALF_NS);
+    crate::testing::pass_ns(fast_connect::HALF_NS);
     sweep_in_time();
     assert_eq!(kept(), 0);
 }
@@ -178,9 +178,9 @@ fn what_closes_while_its_listener_is_closed_is_over() {
     assert!(lets_go(s, s.generation16(), own, None));
     let (known, channel) = (l.known, s.channel().unwrap());
     drop(l);
-    assert_eq!(fast::count(|k| k.to.is_none()), 1);
+    assert_eq!(fast_connect::count(|k| k.to.is_none()), 1);
     assert!(!closes(s, channel, Some(known)));
-    assert_eq!(fast::count(|k| k.to.is_none()), 0);
+    assert_eq!(fast_connect::count(|k| k.to.is_none()), 0);
     let _ = sys::close(ends[A].fd);
     fd_table::set(ends[A].fd, Entry::None);
     until_none_is_kept();
@@ -209,7 +209,7 @@ fn no_more_is_kept_for_a_listener_than_its_backlog() {
     }
     let acceptors = || {
         let mut n = 0;
-        fast::pick_each(
+        fast_connect::pick_each(
             |k| k.to.is_none(),
             |k| {
                 n += 1;
@@ -326,11 +326,11 @@ fn a_listener_that_listens_again_has_its_new_backlog() {
     let fd = l.socket.as_raw_fd();
     // SAFETY: no pointers.
     assert_eq!(unsafe { libc::listen(fd, 0) }, 0);
-    fast::on_listen(fd);
+    fast_connect::on_listen(fd);
     for _ in 0..3 {
         close_in_good_order(first_life(&l));
     }
-    assert_eq!(fast::count(|k| k.to.is_none()), 1);
+    assert_eq!(fast_connect::count(|k| k.to.is_none()), 1);
     drop(l);
     until_none_is_kept();
 }
@@ -591,7 +591,7 @@ fn a_carrier_that_is_refused_is_given_up() {
         marks: 0,
         untouched: false,
     };
-    let kept = fast::pick(|k| k.to == Some(there)).unwrap();
+    let kept = fast_connect::pick(|k| k.to == Some(there)).unwrap();
     kept.socket.netns.store(0, Relaxed);
     assert!(matches!(take(kept.socket, &fresh), Err(NotTaken::Number)));
     give_up(kept.socket);
@@ -614,7 +614,7 @@ fn what_is_taken_while_it_is_looked_at_is_given_out() {
     close_in_good_order(ends);
     let mut c = end_of(connects(to).unwrap());
     let s = l.known.next(true, is_taken).unwrap();
-    let looked_at = fast::pick(|k| core::ptr::eq(k.socket, s)).unwrap();
+    let looked_at = fast_connect::pick(|k| core::ptr::eq(k.socket, s)).unwrap();
     assert!(give_out(l.known, s, 0, |_| ()).is_err());
     retire_kept(looked_at);
     let mut a = end_of(l.give_out().unwrap());
@@ -667,12 +667,12 @@ fn a_carrier_that_goes_on_alone_has_one_name() {
 fn of_a_socket_from_before_the_configuration_nothing_is_known() {
     let _one = one_at_a_time();
     const UNUSED: c_int = 4001;
-    assert!(fast::fresh(UNUSED).is_none());
-    assert_ne!(fast::marks_of_connecting(UNUSED) & fast::ODD, 0);
-    fast::on_socket(UNUSED, 0);
-    let marks = fast::fresh(UNUSED).unwrap();
-    assert_eq!((fast::options_of(marks), fast::is_untouched(marks)), (0, true));
-    assert_eq!(fast::marks_of_connecting(UNUSED), 0);
+    assert!(fast_connect::fresh(UNUSED).is_none());
+    assert_ne!(fast_connect::marks_of_connecting(UNUSED) & fast_connect::ODD, 0);
+    fast_connect::on_socket(UNUSED, 0);
+    let marks = fast_connect::fresh(UNUSED).unwrap();
+    assert_eq!((fast_connect::options_of(marks), fast_connect::is_untouched(marks)), (0, true));
+    assert_eq!(fast_connect::marks_of_connecting(UNUSED), 0);
 }
 
 #[test]
@@ -695,7 +695,7 @@ fn a_listener_that_another_program_gets_too_is_given_up() {
     close_in_good_order(first_life(&l));
     share_listener(l.socket.as_raw_fd());
     assert!(!l.known.may_park());
-    assert_eq!(fast::count(|k| k.to.is_none()), 0);
+    assert_eq!(fast_connect::count(|k| k.to.is_none()), 0);
     drop(l);
     until_none_is_kept();
 }
@@ -723,22 +723,22 @@ fn a_prepared_socket_is_lent_given_away_and_not_kept_for_another_network() {
     let _one = one_at_a_time();
     const V4: c_int = libc::AF_INET;
     let fd = sys::socket(V4, libc::SOCK_STREAM, 0) as c_int;
-    fast::keep_socket(fd, V4, false);
-    assert_eq!(fast::lend(libc::AF_INET6, 0), None);
-    let lent = fast::lend(V4, libc::SOCK_NONBLOCK).unwrap();
-    assert!(fast::is_nonblocking(lent));
-    assert_eq!(fast::lend(V4, 0), None, "lent twice");
-    fast::give_away(-1);
-    fast::keep_socket(lent, V4, true);
-    let again = fast::lend(V4, 0).unwrap();
-    assert!(!fast::is_nonblocking(again));
-    fast::give_away(again);
-    fast::keep_socket(again, V4, false);
-    assert!(fast::has_prepared());
-    fast::never_prepare();
-    assert!(!fast::has_prepared());
-    fast::keep_socket(again, V4, false);
-    assert!(!fast::has_prepared() && fast::lend(V4, 0).is_none());
-    fast::prepare_again();
+    fast_connect::keep_socket(fd, V4, false);
+    assert_eq!(fast_connect::lend(libc::AF_INET6, 0), None);
+    let lent = fast_connect::lend(V4, libc::SOCK_NONBLOCK).unwrap();
+    assert!(fast_connect::is_nonblocking(lent));
+    assert_eq!(fast_connect::lend(V4, 0), None, "lent twice");
+    fast_connect::give_away(-1);
+    fast_connect::keep_socket(lent, V4, true);
+    let again = fast_connect::lend(V4, 0).unwrap();
+    assert!(!fast_connect::is_nonblocking(again));
+    fast_connect::give_away(again);
+    fast_connect::keep_socket(again, V4, false);
+    assert!(fast_connect::has_prepared());
+    fast_connect::never_prepare();
+    assert!(!fast_connect::has_prepared());
+    fast_connect::keep_socket(again, V4, false);
+    assert!(!fast_connect::has_prepared() && fast_connect::lend(V4, 0).is_none());
+    fast_connect::prepare_again();
     [fd, lent, again].into_iter().for_each(|fd| _ = sys::close(fd));
 }

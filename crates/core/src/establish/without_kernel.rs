@@ -3,7 +3,7 @@
 
 use super::copied;
 use crate::candidates::look_up;
-use crate::fast::{self, Listener, Place};
+use crate::fast_connect::{self, Listener, Place};
 use crate::fd_table::{self, Entry};
 use crate::outcome::{PASS, Ret};
 use crate::path::PathId;
@@ -22,7 +22,7 @@ use libc::{pollfd, sockaddr, socklen_t};
 pub(super) unsafe fn before_connect(fd: c_int, addr: *const sockaddr, len: socklen_t) -> Ret {
     // (A child that shares this memory has descriptors of its own.)
     let taken = if process::may_be_vfork_child() {
-        fast::mark_fresh(fd, fast::ODD);
+        fast_connect::mark_fresh(fd, fast_connect::ODD);
         None
     } else {
         // SAFETY: the caller's promise.
@@ -30,13 +30,13 @@ pub(super) unsafe fn before_connect(fd: c_int, addr: *const sockaddr, len: sockl
     };
     // (Not of one that is asked again whether it has been made: that has an address.)
     if taken.is_none() && super::unconnected(fd).is_some() && is_bound(fd) {
-        fast::mark_fresh(fd, fast::ODD);
+        fast_connect::mark_fresh(fd, fast_connect::ODD);
     }
-    if taken.is_none() && fast::fresh(fd).is_some() {
-        fast::mark_fresh(fd, seeks() | fast::TOUCHED);
+    if taken.is_none() && fast_connect::fresh(fd).is_some() {
+        fast_connect::mark_fresh(fd, seeks() | fast_connect::TOUCHED);
     }
     if taken.is_none() {
-        fast::give_away(fd);
+        fast_connect::give_away(fd);
     }
     // SAFETY: the caller's promise.
     taken.unwrap_or_else(|| unsafe { super::before_kernels_connect(fd, addr, len) })
@@ -49,35 +49,35 @@ pub(super) unsafe fn before_connect(fd: c_int, addr: *const sockaddr, len: sockl
 unsafe fn connect(fd: c_int, addr: *const sockaddr, len: socklen_t) -> Option<Ret> {
     let registered = match fd_table::get(fd) {
         Entry::Fresh(NONE) => None,
-        Entry::Socket(s, _) if fast::take_connecting(s) => return Some(0),
+        Entry::Socket(s, _) if fast_connect::take_connecting(s) => return Some(0),
         Entry::Socket(s, _) if is_registered_alone(s, fd) => Some(s),
         Entry::Listener(_) => {
             // (By AF_UNSPEC it ceases to listen.)
-            fast::listener(fd).into_iter().for_each(io::end_listener);
+            fast_connect::listener(fd).into_iter().for_each(io::end_listener);
             return None;
         }
         _ => return None,
     };
-    let marks =
-        fast::fresh(fd)? | registered.map_or(0, |s| fast::options_of(s.marks.load(Relaxed)));
+    let marks = fast_connect::fresh(fd)?
+        | registered.map_or(0, |s| fast_connect::options_of(s.marks.load(Relaxed)));
     // SAFETY: the caller's promise.
     let (raw, n) = unsafe { copied(addr, len) };
     let to = Place::of(raw.get(..n)?)?;
-    let may = config::get().accelerate_by_default && fast::has_kept_to(to);
+    let may = config::get().accelerate_by_default && fast_connect::has_kept_to(to);
     if !may || !is_unbound(fd, &raw) {
         return None;
     }
     let domain = c_int::from(u16::from_ne_bytes([raw[0], raw[1]]));
-    let nonblock = marks & fast::NONBLOCK != 0;
-    let cloexec = marks & fast::CLOEXEC != 0;
-    let (options, untouched) = (fast::options_of(marks), fast::is_untouched(marks));
+    let nonblock = marks & fast_connect::NONBLOCK != 0;
+    let cloexec = marks & fast_connect::CLOEXEC != 0;
+    let (options, untouched) = (fast_connect::options_of(marks), fast_connect::is_untouched(marks));
     let fresh = io::Fresh { fd, domain, nonblock, cloexec, marks: options, untouched };
     match registered {
         None => io::connect(&fresh, to).then_some(())?,
         Some(s) => connect_registered(s, &fresh, to)?,
     }
     if let Some((s, _)) = fd_table::socket(fd).filter(|_| nonblock) {
-        fast::mark_connecting(s);
+        fast_connect::mark_connecting(s);
     }
     Some(if nonblock { -(libc::EINPROGRESS as Ret) } else { 0 })
 }
@@ -90,14 +90,14 @@ fn is_registered_alone(s: &'static Socket, fd: c_int) -> bool {
         && s.refused.load(Relaxed) == NONE
         && s.names() == 1
         && s.forks.load(Relaxed) == process::forks()
-        && s.marks.load(Relaxed) & fast::ODD == 0;
+        && s.marks.load(Relaxed) & fast_connect::ODD == 0;
     if !known {
         return false;
     }
     let flags = sys::fcntl(fd, libc::F_GETFL, 0) as c_int;
     let cloexec = sys::fcntl(fd, libc::F_GETFD, 0) as c_int & libc::FD_CLOEXEC != 0;
-    fast::note_flag(fd, fast::NONBLOCK, flags & libc::O_NONBLOCK != 0);
-    fast::note_flag(fd, fast::CLOEXEC, cloexec);
+    fast_connect::note_flag(fd, fast_connect::NONBLOCK, flags & libc::O_NONBLOCK != 0);
+    fast_connect::note_flag(fd, fast_connect::CLOEXEC, cloexec);
     flags & !(libc::O_RDWR | libc::O_NONBLOCK) == 0
 }
 
@@ -148,7 +148,7 @@ pub(crate) unsafe fn accept(fd: c_int, peer: Peer, flags: c_int, forget: fn(c_in
     if process::may_be_vfork_child() {
         return PASS;
     }
-    let Some(l) = fast::listener_to_use(fd) else { return PASS };
+    let Some(l) = fast_connect::listener_to_use(fd) else { return PASS };
     if flags & !(libc::SOCK_NONBLOCK | libc::SOCK_CLOEXEC) != 0 {
         return PASS;
     }
@@ -313,7 +313,7 @@ const AGREE_NS: u64 = 2_000_000;
 struct Waits {
     next: AtomicU64,
     in_vain: AtomicU32,
-    /// [`fast::grown`] at the last one's end.
+    /// [`fast_connect::grown`] at the last one's end.
     grown: AtomicU32,
 }
 
@@ -340,7 +340,7 @@ impl Waits {
 
     fn end(&self, began: u64, paid: bool) {
         let now = sys::now_ns();
-        let grown = fast::grown();
+        let grown = fast_connect::grown();
         let pause = if paid || self.grown.swap(grown, Relaxed) != grown {
             self.in_vain.store(0, Relaxed);
             now.saturating_sub(began).saturating_mul(Self::SHARE)
@@ -368,11 +368,11 @@ static SEEKS_UNTIL: AtomicU64 = AtomicU64::new(0);
 fn seeks() -> u32 {
     let now = sys::now_ns();
     if CONNECTS.begin(now) {
-        fast::say_seeks(now);
+        fast_connect::say_seeks(now);
         SEEKS_UNTIL.store(now.saturating_add(SEEK_NS), Relaxed);
-        return fast::WAITS_FOR;
+        return fast_connect::WAITS_FOR;
     }
-    if now < SEEKS_UNTIL.load(Relaxed) { fast::SEEKS } else { 0 }
+    if now < SEEKS_UNTIL.load(Relaxed) { fast_connect::SEEKS } else { 0 }
 }
 
 /// `listener` has given out a connection, `fd`, of the kernel's: waits for the agreement if its
@@ -380,12 +380,12 @@ fn seeks() -> u32 {
 #[cold]
 #[inline(never)]
 pub(super) fn accepted(listener: c_int, fd: c_int) {
-    let Some(l) = fast::listener(listener).filter(|l| l.may_park()) else { return };
+    let Some(l) = fast_connect::listener(listener).filter(|l| l.may_park()) else { return };
     if let Some((s, _)) = fd_table::socket(fd) {
         l.accepted(s);
     }
     let now = sys::now_ns();
-    let sought = fast::seeks(now, SOUGHT_NS);
+    let sought = fast_connect::seeks(now, SOUGHT_NS);
     if !sought {
         if now.saturating_sub(NOTED.load(Relaxed)) < NOTE_NS {
             return;
@@ -394,7 +394,7 @@ pub(super) fn accepted(listener: c_int, fd: c_int) {
     }
     let Some((s, g)) = candidate(fd) else { return };
     agent::of(PathId::Shm).expect(s, g);
-    if fast::seeks(now, AGREE_NS) && ACCEPTS.begin(now) {
+    if fast_connect::seeks(now, AGREE_NS) && ACCEPTS.begin(now) {
         let agreed = await_offer(s, g, now);
         if agreed {
             io::attach(s, g, fd);
@@ -413,11 +413,11 @@ pub(super) fn on_connect(fd: c_int, result: c_int) {
         return;
     }
     if let Some((s, _)) = fd_table::socket(fd) {
-        s.marks.fetch_or(fast::marks_of_connecting(fd), AcqRel);
+        s.marks.fetch_or(fast_connect::marks_of_connecting(fd), AcqRel);
     }
-    let sought = fast::take_seeks(fd);
+    let sought = fast_connect::take_seeks(fd);
     if sought != 0 {
-        connected(fd, sought == fast::WAITS_FOR);
+        connected(fd, sought == fast_connect::WAITS_FOR);
     }
 }
 
@@ -444,8 +444,8 @@ fn connected(fd: c_int, waits: bool) {
 /// The candidate behind `fd`, of which more is known by now, if it may come onto shared memory.
 fn candidate(fd: c_int) -> Option<(&'static Socket, u16)> {
     // (Who waits unseen would not hear what comes to a ring.)
-    let (s, g) =
-        fd_table::socket(fd).filter(|(s, _)| s.is(State::Candidate) && fast::waits_seen())?;
+    let (s, g) = fd_table::socket(fd)
+        .filter(|(s, _)| s.is(State::Candidate) && fast_connect::waits_seen())?;
     let its = look_up(s, g, fd) && s.path() == PathId::Shm;
     its.then(|| s.raise(flag::WAITS_SEEN))?;
     Some((s, g))

@@ -1,8 +1,8 @@
 //! Fast connect: what this process keeps of closed connections, and which of its listeners give out
 //! lives of theirs.
 //!
-//! Its listeners are in `fast/listener.rs`, its sockets before they connect in `fast/fresh.rs`, and
-//! those that serve more than one connect in `fast/prepared.rs`.
+//! Here beside it: its listeners (`listener.rs`), its sockets before they connect (`fresh.rs`), and
+//! those that serve more than one connect (`prepared.rs`).
 //!
 //! What this module is not: the steps of a carrier, which `io::park` makes by
 //! `netacc_proto::lives`; whoever takes a connection out of the list here makes its next one.

@@ -1,0 +1,34 @@
+//! A send finds no room in the ring.
+//!
+//! A call that may wait sleeps until there is (`sending.rs` `Next::Room`, `waits.rs` `block`); any
+//! other ends with EAGAIN, and readiness asks for news of room (`wait::send_room_or_ask`). The
+//! receiver sees the request when it has taken bytes (`take.rs` `received_fast`), and answers it
+//! (`ends.rs` `notify_space`). A small ring is left for a whole one.
+
+use super::ends::TxHeld;
+use crate::channel::Side;
+use crate::socket::Socket;
+use crate::trace::Event;
+use crate::wait;
+use core::sync::atomic::Ordering::Relaxed;
+use netacc_control::stats::Reason;
+
+/// What is counted and traced of it.
+pub(super) fn note(s: &Socket) {
+    wait::on_full(s);
+    s.trace_once(Event::Full, Side::Send as u64);
+}
+
+/// A small ring is full. It holds no stream up: the connection goes back to its carrier, and
+/// its calls ask for whole rings (`docs/design/rings.md`). What is sent before it is there goes
+/// into memory of its own, as much as into a whole ring. False: there is none.
+#[cold]
+pub(super) fn outgrow(s: &Socket, h: &mut TxHeld<'_>) -> bool {
+    s.fills.store(true, Relaxed);
+    let spills = s.spill.take_over(&mut h.end.ring, s.whole_ring_bytes());
+    s.room.store(h.end.ring.size() as u32, Relaxed);
+    h.channel.far.demote(h.slot, Reason::Negotiating, true);
+    // Who has just looked for room may have found none.
+    wait::prod(s);
+    spills
+}
