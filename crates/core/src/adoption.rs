@@ -26,16 +26,16 @@ const KEPT: usize = 1024;
 const PATIENCE_NS: u64 = 1_000_000_000;
 
 /// What this process has left to its children, in order.
-struct Kept {
+struct ForChildren {
     places: [Option<&'static Socket>; KEPT],
     first: usize,
     count: usize,
 }
 
-static KEPT_FOR_CHILDREN: Mutex<Kept> =
-    Mutex::new(Kept { places: [None; KEPT], first: 0, count: 0 });
+static KEPT_FOR_CHILDREN: Mutex<ForChildren> =
+    Mutex::new(ForChildren { places: [None; KEPT], first: 0, count: 0 });
 
-impl Kept {
+impl ForChildren {
     fn oldest(&self) -> Option<&'static Socket> {
         self.places.get(self.first).copied().flatten().filter(|_| self.count != 0)
     }
@@ -277,10 +277,10 @@ fn try_adopt(s: &'static Socket, g: u16, fd: c_int) -> bool {
 /// moved bytes.
 #[cold]
 #[inline(never)]
-pub(crate) fn settle(s: &'static Socket, fd: c_int) -> bool {
+pub(crate) fn go_alone(s: &'static Socket, fd: c_int) -> bool {
     let alone = is_alone(s, fd);
     if alone == Some(true) {
-        return is_settled(s, fd);
+        return goes_alone(s, fd);
     }
     let calls = s.calls.fetch_add(1, Relaxed).wrapping_add(1);
     if calls == 1 {
@@ -295,7 +295,7 @@ pub(crate) fn settle(s: &'static Socket, fd: c_int) -> bool {
 }
 
 /// Nobody else has it. False: it is plain all the same.
-fn is_settled(s: &'static Socket, fd: c_int) -> bool {
+fn goes_alone(s: &'static Socket, fd: c_int) -> bool {
     // Whoever had it before may have shut it down.
     if !carrier::is_open(fd) {
         candidates::make_plain(s, why(s));
@@ -309,9 +309,9 @@ fn is_settled(s: &'static Socket, fd: c_int) -> bool {
     true
 }
 
-/// As [`settle`], without a call. False: others may have it.
-pub(crate) fn settle_at_once(s: &'static Socket, fd: c_int) -> bool {
-    s.has(flag::UNSETTLED) && is_alone(s, fd) == Some(true) && is_settled(s, fd)
+/// As [`go_alone`], without a call. False: others may have it.
+pub(crate) fn go_alone_at_once(s: &'static Socket, fd: c_int) -> bool {
+    s.has(flag::UNSETTLED) && is_alone(s, fd) == Some(true) && goes_alone(s, fd)
 }
 
 /// One of several descriptors is about to be closed: the kernel takes the mark away that this
@@ -380,7 +380,7 @@ mod tests {
 
     #[test]
     fn what_is_kept_is_bounded_and_the_adopted_goes_first() {
-        let mut kept = Kept { places: [None; KEPT], first: 0, count: 0 };
+        let mut kept = ForChildren { places: [None; KEPT], first: 0, count: 0 };
         let all: Vec<_> = (0..KEPT + 10).map(|_| left()).collect();
         all.iter().take(KEPT).for_each(|s| kept.add(s));
         assert_eq!(kept.count, KEPT);

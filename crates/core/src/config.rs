@@ -117,7 +117,7 @@ pub(crate) fn has_changed() -> bool {
 /// What the file says is read, if it was not: before a call behind which it may not be there any
 /// more, or not for this process.
 #[inline]
-pub(crate) fn settle() {
+pub(crate) fn read_now() {
     if RESOLVED.load(Relaxed).is_null() && process::started() {
         let _ = resolved();
     }

@@ -142,7 +142,7 @@ pub(crate) fn before_listen(fd: c_int) {
     fast_connect::give_away(fd);
     if unconnected(fd).map(of_connections) == Some(NONE) {
         // (Daemons confine themselves behind this, and accept then.)
-        config::settle();
+        config::read_now();
         numbers::make_room();
         syn::keep(fd);
     }

@@ -95,7 +95,7 @@ impl Place {
 }
 
 #[derive(Clone, Copy)]
-pub(crate) struct Kept {
+pub(crate) struct Parked {
     pub(crate) socket: &'static Socket,
     /// Connector: to where. `None`: an acceptor's.
     pub(crate) to: Option<Place>,
@@ -106,14 +106,14 @@ pub(crate) struct Kept {
 }
 
 struct List {
-    kept: [Option<Kept>; KEPT],
+    kept: [Option<Parked>; KEPT],
     len: usize,
 }
 
 static LIST: Mutex<List> = Mutex::new(List { kept: [None; KEPT], len: 0 });
 
 impl List {
-    fn remove(&mut self, at: usize) -> Option<Kept> {
+    fn remove(&mut self, at: usize) -> Option<Parked> {
         let kept = self.kept.get_mut(at)?.take()?;
         self.len = self.len.checked_sub(1)?;
         // The last one closes the gap.
@@ -125,16 +125,16 @@ impl List {
         Some(kept)
     }
 
-    fn each(&self) -> impl DoubleEndedIterator<Item = (usize, &Kept)> {
+    fn each(&self) -> impl DoubleEndedIterator<Item = (usize, &Parked)> {
         self.kept.iter().take(self.len).enumerate().filter_map(|(i, k)| Some((i, k.as_ref()?)))
     }
 
-    fn ready(&self) -> impl DoubleEndedIterator<Item = (usize, &Kept)> {
+    fn ready(&self) -> impl DoubleEndedIterator<Item = (usize, &Parked)> {
         self.each().filter(|(_, k)| k.ready)
     }
 
     fn find(&self, socket: &Socket, ready: bool) -> Option<usize> {
-        let is = |k: &Kept| core::ptr::eq(k.socket, socket) && k.ready == ready;
+        let is = |k: &Parked| core::ptr::eq(k.socket, socket) && k.ready == ready;
         self.each().find(|(_, k)| is(k)).map(|(i, _)| i)
     }
 }
@@ -174,7 +174,7 @@ fn put(socket: &'static Socket, to: Option<Place>, ready: bool) -> bool {
         return false;
     }
     let Some(place) = list.kept.get_mut(at) else { return false };
-    *place = Some(Kept { socket, to, since: sys::now_ns(), ready });
+    *place = Some(Parked { socket, to, since: sys::now_ns(), ready });
     list.len = at + 1;
     true
 }
@@ -187,7 +187,7 @@ pub(crate) fn take(socket: &Socket) -> bool {
 }
 
 /// The one that was kept last of those that `wanted` wants: the caller's from here on.
-pub(crate) fn pick(wanted: impl Fn(&Kept) -> bool) -> Option<Kept> {
+pub(crate) fn pick(wanted: impl Fn(&Parked) -> bool) -> Option<Parked> {
     pick_best(|k| if wanted(k) { BEST } else { 0 })
 }
 
@@ -196,7 +196,7 @@ pub(crate) const BEST: u8 = 2;
 
 /// The one that was kept last of those that `rank` finds good (1), if none of the next few is
 /// better.
-pub(crate) fn pick_best(rank: impl Fn(&Kept) -> u8) -> Option<Kept> {
+pub(crate) fn pick_best(rank: impl Fn(&Parked) -> u8) -> Option<Parked> {
     const FEW: usize = 8;
     let mut list = LIST.lock();
     let mut good = list.ready().rev().map(|(i, k)| (i, rank(k))).filter(|(_, rank)| *rank > 0);
@@ -218,13 +218,13 @@ pub(crate) fn has_kept_to(to: Place) -> bool {
 }
 
 /// How many of those that are kept, or about to be, are like this.
-pub(crate) fn count(wanted: impl Fn(&Kept) -> bool) -> usize {
+pub(crate) fn count(wanted: impl Fn(&Parked) -> bool) -> usize {
     LIST.lock().each().filter(|(_, k)| wanted(k)).count()
 }
 
 /// All of those that are kept, and that `wanted` wants, one after the other: the caller's. No more
 /// than there is room for, whatever their peers change meanwhile.
-pub(crate) fn pick_each(wanted: impl Fn(&Kept) -> bool, mut take: impl FnMut(Kept)) {
+pub(crate) fn pick_each(wanted: impl Fn(&Parked) -> bool, mut take: impl FnMut(Parked)) {
     for _ in 0..KEPT {
         let Some(kept) = pick(&wanted) else { return };
         take(kept);
@@ -232,12 +232,12 @@ pub(crate) fn pick_each(wanted: impl Fn(&Kept) -> bool, mut take: impl FnMut(Kep
 }
 
 /// Each of those that are kept, which the caller may not take meanwhile.
-pub(crate) fn for_each(f: impl FnMut(&Kept)) {
+pub(crate) fn for_each(f: impl FnMut(&Parked)) {
     LIST.lock().ready().map(|(_, k)| k).for_each(f);
 }
 
 /// Whether one of those that are kept is like this.
-pub(crate) fn any(wanted: impl Fn(&Kept) -> bool) -> bool {
+pub(crate) fn any(wanted: impl Fn(&Parked) -> bool) -> bool {
     LIST.lock().ready().any(|(_, k)| wanted(k))
 }
 
@@ -247,7 +247,7 @@ pub(crate) fn oldest(age_ns: u64) -> u64 {
     list.each().map(|(_, k)| k.since.saturating_add(age_ns)).min().unwrap_or(0)
 }
 
-impl Kept {
+impl Parked {
     pub(crate) fn is_older_than(&self, age_ns: u64) -> bool {
         sys::now_ns().saturating_sub(self.since) >= age_ns
     }

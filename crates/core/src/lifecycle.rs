@@ -326,7 +326,7 @@ fn is_all_set(fd: c_int, flags: c_int) -> bool {
     if flags & !(libc::O_ACCMODE | libc::O_NONBLOCK) == 0 {
         return harmless::sets_nonblock(s, flags & libc::O_NONBLOCK != 0);
     }
-    harmless::settle(s, fd);
+    harmless::write_back(s, fd);
     false
 }
 

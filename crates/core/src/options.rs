@@ -344,7 +344,7 @@ pub(crate) unsafe fn getsockopt(
         && let Some(i) = harmless::index(level, name)
         && let Some((s, _)) = fd_table::socket(fd)
     {
-        harmless::settle_some(s, fd, 1 << i);
+        harmless::write_back_some(s, fd, 1 << i);
     }
     if let Some(on) = io::probed_by(fd, level, name) {
         io::end_probe(on.s, on.g);

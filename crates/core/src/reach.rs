@@ -241,7 +241,7 @@ struct Route {
 
 impl Route {
     /// As the kernel has it for a socket (`ipv4_mtu`, `ip6_mtu`), before anything wraps packets.
-    fn mtu_on(self, link: &Link, peer: IpAddr) -> u32 {
+    fn mtu_on(self, link: &Interface, peer: IpAddr) -> u32 {
         let of_link = if peer.is_ipv4() { link.mtu } else { link.mtu6 };
         if self.mtu != 0 { self.mtu } else { of_link }
     }
@@ -297,7 +297,7 @@ fn read_route(body: &[u8]) -> Option<Route> {
 
 /// An interface.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-struct Link {
+struct Interface {
     /// `ARPHRD_…`
     kind: u16,
     mtu: u32,
@@ -307,21 +307,21 @@ struct Link {
     in_vrf: bool,
 }
 
-fn link(fd: c_int, interface: u32) -> Option<Link> {
+fn link(fd: c_int, interface: u32) -> Option<Interface> {
     // struct ifinfomsg
     let mut body = [0u8; 16];
     body.get_mut(4..8)?.copy_from_slice(&interface.to_ne_bytes());
     let mut found = None;
     talk(fd, RTM_GETLINK, libc::NLM_F_REQUEST, &body, |_, body| {
-        found = read_link(body);
+        found = read_interface(body);
         Some(())
     })?;
     found
 }
 
-fn read_link(body: &[u8]) -> Option<Link> {
+fn read_interface(body: &[u8]) -> Option<Interface> {
     let kind = u16::from_ne_bytes(*body.get(2..4)?.first_chunk()?);
-    let mut link = Link { kind, ..Link::default() };
+    let mut link = Interface { kind, ..Interface::default() };
     let is = |value: &[u8], name: &[u8]| value.strip_suffix(&[0]).unwrap_or(value) == name;
     attributes(body.get(16..)?, |what, value| match what {
         IFLA_MTU => link.mtu = first_u32(value),
@@ -542,7 +542,7 @@ mod tests {
         let mut body = std::vec![0u8; 16];
         body[2] = 1;
         let plain = body.clone();
-        assert_eq!(read_link(&plain), Some(Link { kind: 1, ..Link::default() }));
+        assert_eq!(read_interface(&plain), Some(Interface { kind: 1, ..Interface::default() }));
         body.extend(attribute(IFLA_MTU, &9000u32.to_ne_bytes()));
         let info = attribute(IFLA_INFO_KIND, b"macsec\0");
         let slave = attribute(IFLA_INFO_SLAVE_KIND, b"vrf\0");
@@ -552,17 +552,17 @@ mod tests {
         let inet6 = attribute(libc::AF_INET6 as u16, &attribute(IFLA_INET6_CONF, &conf));
         // (Nested ones may say that they are.)
         body.extend(attribute(IFLA_AF_SPEC | 0x8000, &inet6));
-        let all = Link { kind: 1, mtu: 9000, mtu6: 8000, encrypts: true, in_vrf: true };
-        assert_eq!(read_link(&body), Some(all));
+        let all = Interface { kind: 1, mtu: 9000, mtu6: 8000, encrypts: true, in_vrf: true };
+        assert_eq!(read_interface(&body), Some(all));
         for kind in [&b"vlan\0"[..], b"macsec2\0", b"\0", b""] {
             let mut other = plain.clone();
             other.extend(attribute(IFLA_LINKINFO, &attribute(IFLA_INFO_KIND, kind)));
-            assert_eq!(read_link(&other), read_link(&plain), "{kind:?}");
+            assert_eq!(read_interface(&other), read_interface(&plain), "{kind:?}");
         }
         for cut in 0..body.len() {
-            let _ = read_link(&body[..cut]);
+            let _ = read_interface(&body[..cut]);
         }
-        assert_eq!(read_link(&body[..15]), None);
+        assert_eq!(read_interface(&body[..15]), None);
     }
 
     #[test]

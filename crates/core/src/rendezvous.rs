@@ -240,7 +240,7 @@ pub(crate) enum Violation {
     Stuck,
     /// Its files, or a stop of this process, kept whoever took them in: it may be honest, and is
     /// left alone for a while.
-    Kept,
+    Withheld,
     /// The connection ended.
     Ended,
     /// It was of no use any more, or its place is needed for another.

@@ -40,7 +40,7 @@ pub(crate) fn after_fork_in_child() {
 #[inline]
 pub(crate) fn before_change() {
     if !process::may_be_vfork_child() {
-        config::settle();
+        config::read_now();
     }
     // What peers were told, they were told as that user.
     agent::forget_told();
@@ -122,7 +122,7 @@ fn give_up_connection(mut s: &'static Socket, mut g: u16, fd: c_int, begin: u64)
     if s.has(flag::UNSETTLED) && s.is(State::Candidate) {
         // Whether nobody else has it is seen in the parent's memory: now, or never. A parent that
         // leaves it to this process closes it behind its fork.
-        wait_for_parent(begin, || adoption::settle(s, fd) || !s.is(State::Candidate));
+        wait_for_parent(begin, || adoption::go_alone(s, fd) || !s.is(State::Candidate));
         if s.has(flag::UNSETTLED) && s.generation16() == g {
             candidates::make_plain(s, adoption::why(s));
         }

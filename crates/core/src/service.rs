@@ -429,7 +429,7 @@ impl Service {
                 Received::Files(_) => Err(Violation::Malformed),
                 Received::End => Err(Violation::Ended),
                 Received::NoDescriptor => Err(Violation::NoDescriptor),
-                Received::Kept => Err(Violation::Kept),
+                Received::Withheld => Err(Violation::Withheld),
                 Received::OtherVersion => Err(Violation::OtherVersion),
                 Received::Malformed => Err(Violation::Malformed),
             };

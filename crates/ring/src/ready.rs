@@ -56,7 +56,8 @@ pub struct ReadySet {
     summary: AtomicU64,
     /// Not 0: the receiver sleeps or is about to.
     sleeping: AtomicU32,
-    cpu: AtomicU32,
+    /// Of no use; kept for the layout that both ends have.
+    _free: AtomicU32,
     /// Not 0: the receiver wants every stamp.
     stamps: AtomicU64,
     /// A bit per slot; the first 5 words (320 slots) are on the line of `summary`.
@@ -77,7 +78,7 @@ impl Default for ReadySet {
         Self {
             summary: AtomicU64::new(0),
             sleeping: AtomicU32::new(0),
-            cpu: AtomicU32::new(0),
+            _free: AtomicU32::new(0),
             stamps: AtomicU64::new(0),
             words: core::array::from_fn(|_| AtomicU64::new(0)),
             looked: AtomicU64::new(0),
@@ -235,19 +236,6 @@ impl ReadySet {
     #[must_use]
     pub fn looked(&self) -> u64 {
         self.looked.load(Ordering::Relaxed)
-    }
-
-    /// Receiver: the CPU it runs on, as the caller encodes it.
-    #[inline]
-    pub fn set_cpu(&self, cpu: u32) {
-        self.cpu.store(cpu, Ordering::Relaxed);
-    }
-
-    /// The CPU that the receiver ran on last: a hint.
-    #[inline]
-    #[must_use]
-    pub fn cpu(&self) -> u32 {
-        self.cpu.load(Ordering::Relaxed)
     }
 
     /// What a sender has done that is killed half-way through [`announce`](Self::announce).

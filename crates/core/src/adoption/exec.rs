@@ -391,7 +391,7 @@ pub(crate) fn start(preloaded: Option<&str>) {
             && s.has(flag::UNSETTLED)
         {
             // (Most often it has been closed by everybody else long ago.)
-            super::settle_at_once(s, fd);
+            super::go_alone_at_once(s, fd);
         }
     });
 }

@@ -1,8 +1,8 @@
 //! What is an edge of an item with EPOLLET, and when it is queued again.
 //!
-//! News of an item queues it (`set.rs` `drain_channels`; EPOLL_CTL_MOD: `ctl.rs`), and the wait that
-//! comes to it asks [`evaluate_edge`]. What its last report has said of is kept ([`Seen`]): as long
-//! as a look finds just that, nothing is reported again.
+//! News of an item queues it (`set.rs` `drain_channels`; EPOLL_CTL_MOD: `ctl.rs`), and the wait
+//! that comes to it asks [`evaluate_edge`]. What the last report told of is kept ([`Seen`]): as
+//! long as a look finds just that, nothing is reported again.
 
 use super::ready::{evaluate, evaluate_plain};
 use super::{Item, set::Seen};

@@ -1,7 +1,7 @@
 //! epoll_wait: the ready queue, the kernel's set, polling and sleep.
 
 use super::hand_back::give_to_kernel;
-use super::handover::{light, settle, unlight};
+use super::handover::{give_deferred, light, unlight};
 use super::report::{Kernel, Local, Out, collect, collect_here, collect_older, give_way};
 use super::report::{hear_listener, is_gather, is_news, pass, pass_on_parents};
 use super::report::{reportable, sort, visit};
@@ -164,7 +164,7 @@ unsafe fn look(e: &'static Epoll, epfd: c_int, mut out: Out, timeout_ns: i64, ma
     inner.wait = inner.wait.wrapping_add(1);
     prune_if_due(e, &mut inner);
     if inner.unsettled {
-        settle(e, &mut inner);
+        give_deferred(e, &mut inner);
     }
     let now = sys::ticks();
     inner.drain(e);
@@ -325,7 +325,7 @@ unsafe fn await_news(
         // News that was no event of the application's.
         prune_if_due(e, inner);
         if inner.unsettled {
-            settle(e, inner);
+            give_deferred(e, inner);
         }
     }
 }

@@ -306,10 +306,10 @@ pub(crate) fn bar(e: &'static Epoll) {
             }
         }
         inner.unsettled = true;
-        inner.settle_at = 0;
+        inner.deferred_at = 0;
     }
     inner.drain(e);
-    settle(e, &mut inner);
+    give_deferred(e, &mut inner);
     light(e, &mut inner);
 }
 
@@ -368,13 +368,13 @@ pub(crate) fn leave_to_kernel(e: &'static Epoll) -> bool {
 /// take a while.
 #[cold]
 #[inline(never)]
-pub(super) fn settle(e: &'static Epoll, inner: &mut Guard<'static, Inner>) {
+pub(super) fn give_deferred(e: &'static Epoll, inner: &mut Guard<'static, Inner>) {
     let barred = e.barred.load(Relaxed);
     let waits = |item: &Item| {
         item.attached && !item.plain && (barred || item.extra.is_some() || item.nameless)
     };
     let now = sys::now_ns();
-    if now < inner.settle_at {
+    if now < inner.deferred_at {
         return;
     }
     let mut all = true;
@@ -393,9 +393,9 @@ pub(super) fn settle(e: &'static Epoll, inner: &mut Guard<'static, Inner>) {
             all &= give_way(inner, || io::to_kernel(s, g, fd, why, false));
         }
     }
-    inner.settle_after =
-        if all { AGAIN_NS } else { (inner.settle_after * 2).clamp(AGAIN_NS, AGAIN_MAX_NS) };
-    inner.settle_at = sys::now_ns().saturating_add(inner.settle_after);
+    inner.deferred_after =
+        if all { AGAIN_NS } else { (inner.deferred_after * 2).clamp(AGAIN_NS, AGAIN_MAX_NS) };
+    inner.deferred_at = sys::now_ns().saturating_add(inner.deferred_after);
     for i in 0..inner.items.len() as u32 {
         // Given to the kernel by another process, or before it was put in here.
         if inner.item(i).is_some_and(|item| waits(item) && !item.socket.is(State::Attached)) {

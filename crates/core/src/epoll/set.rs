@@ -214,8 +214,8 @@ pub(super) struct Inner {
     /// There are sockets that should be the kernel's and are not yet.
     pub(super) unsettled: bool,
     /// When they are tried again, and how long after that the next time.
-    pub(super) settle_at: u64,
-    pub(super) settle_after: u64,
+    pub(super) deferred_at: u64,
+    pub(super) deferred_after: u64,
     /// In a set that is itself polled: what makes the set look ready while an item is (-1: not made
     /// yet), and whether it is in the set.
     pub(super) beacon: c_int,

@@ -5,7 +5,7 @@
 //! parked there is taken only while its process waits for connections, or comes by in a loop of
 //! events ([`WAITS`], [`Listener::waits`]).
 
-use super::{KEPT, Kept, count};
+use super::{KEPT, Parked, count};
 use crate::channel::{AnnouncedAt, Channel, LISTENERS};
 use crate::fd_table::{self, Entry};
 use crate::lock::Mutex;
@@ -329,7 +329,7 @@ impl Listener {
 
     /// Another one may be parked: its queue holds no more than the kernel's would.
     pub(crate) fn has_room(&self) -> bool {
-        let its = |k: &Kept| k.socket.listener.load(Relaxed) == self.name() && k.to.is_none();
+        let its = |k: &Parked| k.socket.listener.load(Relaxed) == self.name() && k.to.is_none();
         count(its) <= self.backlog.load(Relaxed) as usize
     }
 

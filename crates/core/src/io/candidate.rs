@@ -378,7 +378,7 @@ pub(super) fn after_candidate_call(
         channel::sent_by_kernel();
     }
     let flags = s.flags.load(SeqCst);
-    if flags & flag::UNSETTLED != 0 && !adoption::settle(s, fd) {
+    if flags & flag::UNSETTLED != 0 && !adoption::go_alone(s, fd) {
         return;
     }
     if flags & flag::CONTESTED != 0 {

@@ -88,7 +88,7 @@ pub(super) fn sweep_now_and_then() {
 /// As [`sweep`], when it is time.
 pub(crate) fn sweep_in_time() -> u64 {
     let age = expires_ns();
-    let is_old = |k: &fast_connect::Kept| {
+    let is_old = |k: &fast_connect::Parked| {
         let seen = k.socket.channel().and_then(|c| look(k.socket, c, Life::Closed));
         match seen {
             Some(Seen::Parked) => k.is_older_than(age),
@@ -101,7 +101,7 @@ pub(crate) fn sweep_in_time() -> u64 {
 }
 
 /// One that the caller has taken out. (Its connector may have begun the next life.)
-pub(super) fn retire_kept(kept: fast_connect::Kept) {
+pub(super) fn retire_kept(kept: fast_connect::Parked) {
     retire(kept.socket, kept.to);
 }
 
@@ -132,12 +132,12 @@ pub(super) fn reset(s: &'static Socket) {
 
 /// One of a listener that is closed, which the caller has taken out: what waits to be accepted is
 /// reset, as the kernel's is.
-pub(super) fn end_accepting(kept: fast_connect::Kept) {
+pub(super) fn end_accepting(kept: fast_connect::Parked) {
     if retires(kept.socket) { give_up(kept.socket) } else { reset(kept.socket) }
 }
 
 /// Whether it was accepted by the listener of that name.
-pub(super) fn is_of(kept: &fast_connect::Kept, name: u32) -> bool {
+pub(super) fn is_of(kept: &fast_connect::Parked, name: u32) -> bool {
     kept.to.is_none() && kept.socket.listener.load(Relaxed) == name
 }
 
@@ -229,7 +229,7 @@ pub(crate) fn on_ring() {
         fast_connect::listeners().for_each(give_up_listener);
         fd_table::for_each(|fd, entry| {
             if let Entry::Socket(s, _) = entry {
-                harmless::settle(s, fd);
+                harmless::write_back(s, fd);
             }
         });
     }

@@ -80,7 +80,7 @@ pub(crate) fn to_kernel(s: &'static Socket, g: u16, fd: c_int, why: Reason, stri
     if !s.has(flag::LEAVING) {
         s.trace_once(Trace::Leaves, u64::from(why as u32) | u64::from(strict) << 16);
     }
-    harmless::settle(s, fd);
+    harmless::write_back(s, fd);
     if s.path().leaves_by_agent() {
         return to_kernel_between_hosts(s, g, fd, why, strict);
     }
@@ -334,7 +334,7 @@ fn become_plain(s: &'static Socket, fd: c_int, why: Reason) -> bool {
     // (The call that has read the last byte of the ring may not have come to that.)
     all_is_read(s, s.generation16(), fd);
     debug_log!("fd {}: back to the kernel for good ({})", s.fd.load(Relaxed), why.name());
-    harmless::settle(s, fd);
+    harmless::write_back(s, fd);
     if s.state.change(State::Attached, Event::Refused) {
         s.set_reason(why);
         s.trace(Trace::Plain, u64::from(why as u32));

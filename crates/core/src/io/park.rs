@@ -128,7 +128,7 @@ fn closes(s: &'static Socket, channel: &Channel, listener: Option<&'static Liste
     // (5) Of a listener that has gone meanwhile nobody else knows that this one is parked.
     if !l.may_park() {
         let name = l.name();
-        let is = |k: &fast_connect::Kept| core::ptr::eq(k.socket, s) && is_of(k, name);
+        let is = |k: &fast_connect::Parked| core::ptr::eq(k.socket, s) && is_of(k, name);
         let ended = fast_connect::listener_of(s).is_none();
         fast_connect::pick(is).into_iter().for_each(if ended {
             end_accepting
@@ -277,7 +277,7 @@ pub(crate) struct Fresh {
 /// The socket becomes a connection to that place by a carrier that is parked. False: there is none.
 pub(crate) fn connect(fresh: &Fresh, to: Place) -> bool {
     let now = sys::ticks();
-    let parked = |k: &fast_connect::Kept| {
+    let parked = |k: &fast_connect::Parked| {
         let channel = k.socket.channel().filter(|_| k.to == Some(to));
         channel.map_or(0, |c| rank(k.socket, c, now))
     };
@@ -334,7 +334,7 @@ fn take(s: &'static Socket, fresh: &Fresh) -> Result<(), NotTaken> {
     let marks = s.marks.swap(fresh.marks, Relaxed);
     harmless::begin_life(s, own, marks, &Due::Fresh(fresh.fd, fresh.marks), fresh.nonblock);
     if fast_connect::has_rings() {
-        harmless::settle(s, own);
+        harmless::write_back(s, own);
     }
     let cloexec = if fresh.cloexec { libc::O_CLOEXEC } else { 0 };
     if fresh.untouched {

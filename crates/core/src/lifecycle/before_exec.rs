@@ -53,7 +53,7 @@ fn prepare(heir: impl FnOnce() -> Option<Heir>) {
             if let Some(ask) = ask.take() {
                 known = ask();
             }
-            harmless::settle(s, fd);
+            harmless::write_back(s, fd);
             if !known.is_some_and(|heir| hand_over(fd, heir)) {
                 io::need_kernel(fd, Reason::InheritedByExec);
             }

@@ -23,7 +23,7 @@ pub(crate) fn fork_prepare() {
     fd_table::for_each(|fd, entry| {
         if let Entry::Socket(s, g) = entry {
             let _ = s.count_names(g, |n| n.saturating_add(1));
-            harmless::settle(s, fd);
+            harmless::write_back(s, fd);
             if s.has(socket::flag::TRACKED) {
                 adoption::passed::lose_track(s, fd);
             }

@@ -75,7 +75,7 @@ fn life_ns() -> u64 {
 }
 
 /// A connection that a keeper has.
-struct Kept {
+struct Owing {
     socket: &'static Socket,
     generation: u32,
     link: usize,
@@ -88,7 +88,7 @@ struct Kept {
 
 /// What a keeper has.
 pub(super) struct Keeping {
-    connections: Vec<Kept>,
+    connections: Vec<Owing>,
     /// All of its descriptors, in order.
     descriptors: Vec<c_int>,
     life: Option<Life>,
@@ -112,7 +112,7 @@ pub(super) fn concerns(frame: &Message) -> bool {
     )
 }
 
-impl Kept {
+impl Owing {
     /// The socket is still this connection's: one that was closed is buried by who takes it back,
     /// with its name of the carrier.
     fn is_same(&self) -> bool {
@@ -193,7 +193,7 @@ impl Remote {
                 let leaves = wire.slot(slot).leave.load(SeqCst);
                 let fd = socket.fd.load(Acquire);
                 let kept =
-                    Kept { socket, generation: c.generation, link: i, slot, fd, unread_since: 0 };
+                    Owing { socket, generation: c.generation, link: i, slot, fd, unread_since: 0 };
                 // (What a forked child has, too, it breaks off itself.)
                 let leaves = leaves & (parting::WANTED | parting::GONE) == parting::WANTED;
                 if !leaves || !kept.is_current() || socket.names() > 1 || fd < 0 {
@@ -231,7 +231,7 @@ impl Remote {
     }
 
     /// A link of these connections would come back there, should it break.
-    fn comes_back(&self, at: &Listener, connections: &[Kept]) -> bool {
+    fn comes_back(&self, at: &Listener, connections: &[Owing]) -> bool {
         let is_of =
             |l: &Link| l.role == Role::Acceptor && SocketAddr::new(l.local, l.port) == at.local;
         connections.iter().any(|k| self.link(k.link).is_some_and(is_of))

@@ -33,16 +33,16 @@ const PAUSE_MAX_NS: u64 = 60_000_000_000;
 
 /// How many pairs without connections are kept, and for how long.
 #[derive(Clone, Copy)]
-pub(super) struct Kept {
+pub(super) struct EmptyPairs {
     /// `None`: for ever.
     pub(super) expire_ms: Option<u32>,
     pub(super) all: usize,
     pub(super) of_peer: usize,
 }
 
-impl Kept {
-    pub(super) fn new(config: &Config) -> Kept {
-        Kept {
+impl EmptyPairs {
+    pub(super) fn new(config: &Config) -> EmptyPairs {
+        EmptyPairs {
             expire_ms: config.empty_channel_expire_ms,
             all: config.empty_channels_max as usize,
             of_peer: config.empty_channels_max_per_peer as usize,

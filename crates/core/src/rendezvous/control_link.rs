@@ -261,7 +261,7 @@ impl State {
                     Violation::Malformed
                         | Violation::Impostor
                         | Violation::OtherVersion
-                        | Violation::Kept
+                        | Violation::Withheld
                 ),
             );
         }

@@ -26,7 +26,7 @@ pub(crate) enum Received {
     /// Our table of descriptors is full: the message came without its own.
     NoDescriptor,
     /// Whoever took the message with its descriptor has not come back.
-    Kept,
+    Withheld,
     /// A message of another version.
     OtherVersion,
     /// Something that no honest peer sends. It may still be there.

@@ -250,7 +250,7 @@ fn send_and_wait(e: &Errand, control: c_int, until: u64) -> Received {
             } else if taking {
                 // What kept it may have come from there, or the process was stopped for that long:
                 // nobody is to blame, and nobody to be trusted.
-                got = Received::Kept;
+                got = Received::Withheld;
             }
         }
     }
@@ -373,7 +373,7 @@ mod tests {
             };
             match send_and_wait(&e, here, sys::now_ns() + 1_000_000) {
                 Received::NoDescriptor => assert!(!kept),
-                Received::Kept => assert!(kept),
+                Received::Withheld => assert!(kept),
                 other => panic!("{other:?}"),
             }
         }

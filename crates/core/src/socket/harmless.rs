@@ -100,15 +100,15 @@ pub(crate) fn on_set(s: &Socket, i: usize) {
 
 /// Others than this process's calls may see and change from here on what the carrier has.
 #[inline]
-pub(crate) fn settle(s: &Socket, fd: c_int) {
+pub(crate) fn write_back(s: &Socket, fd: c_int) {
     if s.life.load(Relaxed) > 1 {
-        settle_all(s, fd);
+        write_back_all(s, fd);
     }
 }
 
 #[cold]
 #[inline(never)]
-fn settle_all(s: &Socket, fd: c_int) {
+fn write_back_all(s: &Socket, fd: c_int) {
     let _one = TURN.lock();
     undo(s, fd, u32::MAX);
     s.harmless.forget();
@@ -144,7 +144,7 @@ pub(crate) fn status_flags(s: &Socket) -> Option<c_int> {
 /// The application asks for these.
 #[cold]
 #[inline(never)]
-pub(crate) fn settle_some(s: &Socket, fd: c_int, which: u32) {
+pub(crate) fn write_back_some(s: &Socket, fd: c_int, which: u32) {
     let _one = TURN.lock();
     undo(s, fd, which);
 }

@@ -240,8 +240,6 @@ fn one_sender_is_elected_to_ring() {
     set.prepare_sleep();
     assert!(!set.cancel_sleep());
     assert!(!set.wake_only());
-    set.set_cpu(7);
-    assert_eq!(set.cpu(), 7);
 }
 
 #[test]

@@ -32,7 +32,7 @@ pub(crate) fn pause(s: &'static Socket, g: u16, fd: c_int, patience_ns: u64) {
         // For good, and for a reason of its own.
         return leave_if_due(s, g, fd);
     }
-    harmless::settle(s, fd);
+    harmless::write_back(s, fd);
     // (Of a direction that is on TCP for life the reason is another one.)
     let never =
         hold_rx(s, g).is_ok_and(|rx| rx.end.never) || hold_tx(s, g).is_ok_and(|tx| tx.end.never);

@@ -1,15 +1,15 @@
 //! Pairs without connections: how many are kept, for how long, and which.
 
-use super::pair_ends::Kept;
+use super::pair_ends::EmptyPairs;
 use super::*;
 
-const ALL: Kept = Kept { expire_ms: None, all: usize::MAX, of_peer: usize::MAX };
+const ALL: EmptyPairs = EmptyPairs { expire_ms: None, all: usize::MAX, of_peer: usize::MAX };
 
 /// A pair: whose, and its number there.
 type Which = (IpAddr, u32);
 
 impl Rig {
-    fn keep(&mut self, h: usize, kept: Kept) {
+    fn keep(&mut self, h: usize, kept: EmptyPairs) {
         let remote = self.remote(h);
         remote.kept = kept;
         remote.timer = 1;
@@ -42,14 +42,14 @@ impl Rig {
     }
 
     fn all_end(mut self) {
-        (0..self.hosts.len()).for_each(|h| self.keep(h, Kept { expire_ms: Some(0), ..ALL }));
+        (0..self.hosts.len()).for_each(|h| self.keep(h, EmptyPairs { expire_ms: Some(0), ..ALL }));
         self.finish();
     }
 }
 
 /// Two pairs to each of two peers lose their connections one after the other; `limits` are host
 /// 0's. What it keeps after each.
-fn kept_by(model: Model, limits: Kept, then: impl Fn(&[Which]) -> Vec<Which>) {
+fn kept_by(model: Model, limits: EmptyPairs, then: impl Fn(&[Which]) -> Vec<Which>) {
     let mut rig = Rig::new(Order::Prompt, model, 3);
     rig.keep(0, limits);
     [1, 2].into_iter().for_each(|h| rig.keep(h, ALL));
@@ -90,7 +90,7 @@ fn kept_by(model: Model, limits: Kept, then: impl Fn(&[Which]) -> Vec<Which>) {
 fn of_all_empty_pairs_those_that_were_used_last_are_kept() {
     for model in MODELS {
         for all in [0, 1, 2, 3] {
-            kept_by(model, Kept { all, ..ALL }, |emptied| {
+            kept_by(model, EmptyPairs { all, ..ALL }, |emptied| {
                 emptied.iter().rev().take(all).copied().collect()
             });
         }
@@ -101,7 +101,7 @@ fn of_all_empty_pairs_those_that_were_used_last_are_kept() {
 fn of_the_empty_pairs_to_an_address_those_that_were_used_last_are_kept() {
     for model in MODELS {
         for of_peer in [0, 1] {
-            kept_by(model, Kept { of_peer, ..ALL }, |emptied| {
+            kept_by(model, EmptyPairs { of_peer, ..ALL }, |emptied| {
                 let newest = |peer: IpAddr| {
                     emptied.iter().rev().filter(move |(p, _)| *p == peer).take(of_peer).copied()
                 };
@@ -123,7 +123,7 @@ fn an_empty_pair_is_kept_for_as_long_as_is_said() {
                 (Some(0), 0, 0),
             ] {
                 let mut rig = Rig::new(Order::Prompt, model, 2);
-                rig.keep(h, Kept { expire_ms, ..ALL });
+                rig.keep(h, EmptyPairs { expire_ms, ..ALL });
                 rig.keep(1 - h, ALL);
                 let i = rig.connect(0, 1);
                 // Whenever it looks at the time, the pair that waits for its first connection

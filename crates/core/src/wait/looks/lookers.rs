@@ -27,7 +27,7 @@ const SITS_DOWN: u32 = 1;
 const LOOKS: u32 = 2;
 const CALLED_OFF: u32 = 3;
 
-struct Seat {
+struct Looker {
     state: AtomicU32,
     /// What is looked at; the rest is -1.
     numbers: [AtomicI32; NUMBERS],
@@ -35,12 +35,12 @@ struct Seat {
 
 pub(super) struct Lookers {
     looking: AtomicU32,
-    seats: [Seat; SEATS],
+    seats: [Looker; SEATS],
 }
 
 impl Lookers {
     pub(super) const fn new() -> Lookers {
-        Lookers { looking: AtomicU32::new(0), seats: [const { Seat::new() }; SEATS] }
+        Lookers { looking: AtomicU32::new(0), seats: [const { Looker::new() }; SEATS] }
     }
 
     /// A thread begins to look at these numbers. `None`: `most` do already, or it is too many
@@ -53,7 +53,7 @@ impl Lookers {
             self.looking.fetch_sub(1, Relaxed);
             return None;
         }
-        let sits = |seat: &&Seat| {
+        let sits = |seat: &&Looker| {
             seat.state.compare_exchange(NOTHING, SITS_DOWN, Acquire, Relaxed).is_ok()
         };
         let Some(seat) = self.seats.iter().find(sits) else {
@@ -104,9 +104,9 @@ impl Lookers {
     }
 }
 
-impl Seat {
-    const fn new() -> Seat {
-        Seat { state: AtomicU32::new(NOTHING), numbers: [const { AtomicI32::new(-1) }; NUMBERS] }
+impl Looker {
+    const fn new() -> Looker {
+        Looker { state: AtomicU32::new(NOTHING), numbers: [const { AtomicI32::new(-1) }; NUMBERS] }
     }
 
     fn await_end(&self) {
@@ -120,7 +120,7 @@ impl Seat {
 /// A thread's time to look.
 pub(super) struct Turn {
     lookers: &'static Lookers,
-    seat: &'static Seat,
+    seat: &'static Looker,
 }
 
 impl Turn {
