@@ -179,6 +179,12 @@ fn client_of_echoes(t: &Ctx, n: u32) {
     shuts_down(t, fd);
 }
 
+fn client_of_echoes_and_all(t: &Ctx, n: u32) {
+    let fd = connect_one(t);
+    ask(fd, n);
+    use_all(t, fd);
+}
+
 /// Passes a connection that has been used, with bytes unread, by `send`; a worker goes on with it.
 fn pass_unread(t: &Ctx, send: impl FnOnce(Fd, Fd) -> Result<usize, E>) {
     let (to, worker) = worker(t, |_, fd| echo_to_end(fd));
@@ -245,11 +251,7 @@ fn first() -> Vec<Scenario> {
                 t.log("child", child.join());
                 t.log("served", serve_all(t, fd));
             },
-            |t| {
-                let fd = connect_one(t);
-                ask(fd, 25);
-                use_all(t, fd);
-            },
+            |t| client_of_echoes_and_all(t, 25),
         ),
         pair(
             "adopt/shared-in-turn",
@@ -277,11 +279,7 @@ fn first() -> Vec<Scenario> {
                 t.log("child", child.join());
                 t.log("served", serve_all(t, fd));
             },
-            |t| {
-                let fd = connect_one(t);
-                ask(fd, 400);
-                use_all(t, fd);
-            },
+            |t| client_of_echoes_and_all(t, 400),
         ),
         pair(
             "adopt/record-locks",
@@ -308,11 +306,7 @@ fn first() -> Vec<Scenario> {
                 echo(fd, 5);
                 t.log("end", sys::recv(fd, &mut [0; 1], 0));
             },
-            |t| {
-                let fd = connect_one(t);
-                ask(fd, 25);
-                shuts_down(t, fd);
-            },
+            |t| client_of_echoes(t, 25),
         )
         .any_path(),
         pair(
@@ -501,11 +495,7 @@ fn first() -> Vec<Scenario> {
                 t.log("close", sys::close(fd));
                 t.log("child", child.join());
             },
-            |t| {
-                let fd = connect_one(t);
-                ask(fd, 1);
-                use_all(t, fd);
-            },
+            |t| client_of_echoes_and_all(t, 1),
         )
         .any_path(),
         pair(
