@@ -86,6 +86,8 @@ pub(crate) use kept::{
 pub(crate) use kernel_exit::{Came, Went, give_back_to_kernel, take_out_of_kernel};
 pub(crate) use leave::between_hosts::wake_leavers;
 #[cfg(test)]
+pub(crate) use leave::between_hosts::{Patience, await_way_back};
+#[cfg(test)]
 pub(crate) use leave::pause::{pause, resume};
 pub(crate) use leave::serve::{
     PullBack, hear_carrier, leave_dead_channel, may_end, serve_pull_back, watch_carrier,

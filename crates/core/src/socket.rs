@@ -208,6 +208,8 @@ pub(crate) struct Socket {
     pub(crate) refused: AtomicU32,
     /// Between hosts: what is known of its SYN.
     pub(crate) syn: syn::Syn,
+    /// Between hosts: counts what comes of its way back to its carrier ([`crate::io::Departure`]).
+    pub(crate) came_on: AtomicU32,
     /// Descriptors, in this process and its children, that refer to it (a killed child is never
     /// subtracted); above, the generation.
     pub(crate) refs: AtomicU64,

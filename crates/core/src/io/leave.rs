@@ -35,6 +35,11 @@ pub(super) const PULL_BACK_NS: u64 = 50_000_000;
 
 pub(super) const PULL_BACK_STRICT_NS: u64 = 2_000_000_000;
 
+/// Between hosts, where the call would break the connection off: for so long nothing at all may
+/// come of it. What is waited for is another host's, which may be busy, and its program, which may
+/// be slow to read.
+pub(super) const NOTHING_COMES_NS: u64 = 10_000_000_000;
+
 /// Which of them it is: without an answer unread bytes could not be read for a while, or the call
 /// would fail.
 pub(super) fn pull_back_patience_ns(s: &'static Socket, g: u16, why: Reason, strict: bool) -> u64 {

@@ -21,6 +21,7 @@ mod agreed;
 mod applications;
 mod empty;
 mod failing;
+mod handed_on;
 mod hostile;
 mod keeper;
 mod lost;

@@ -3,10 +3,10 @@
 
 use super::super::EAGAIN;
 use super::super::waits::interrupted;
-use super::{PULL_BACK_NS, pull_back_patience_ns};
+use super::{NOTHING_COMES_NS, PULL_BACK_NS, pull_back_patience_ns};
 use crate::outcome::Ret;
 use crate::sets::sets;
-use crate::socket::{Socket, State, flag};
+use crate::socket::{Named, Socket, State, flag};
 use crate::wait::Woke;
 use crate::{candidates, carrier, sleep, socket, sys};
 use core::ffi::c_int;
@@ -23,11 +23,50 @@ pub(in crate::io) fn to_kernel_between_hosts(
     why: Reason,
     strict: bool,
 ) -> bool {
+    let patience = Patience::of(s, g, why, strict);
+    await_way_back(Named { s, g, fd }, why, patience, |ns| {
+        let (word, attached) = s.state.word(State::Attached);
+        sys::futex_wait(word, attached, ns, false);
+    })
+}
+
+/// How long a way back to the carrier is waited for.
+pub(crate) struct Patience {
+    until: u64,
+    strict: bool,
+    /// What the socket had counted ([`Socket::came_on`]) when there was a change last.
+    came_on: u32,
+}
+
+impl Patience {
+    pub(crate) fn of(s: &'static Socket, g: u16, why: Reason, strict: bool) -> Patience {
+        let ns = if strict { NOTHING_COMES_NS } else { pull_back_patience_ns(s, g, why, false) };
+        let until = sys::now_ns().saturating_add(ns);
+        Patience { until, strict, came_on: s.came_on.load(Acquire) }
+    }
+
+    /// How long there is still. Who would break the connection off waits as long as it comes on:
+    /// a busy host answers late, and a slow program reads late what goes again over the carrier,
+    /// but nothing is lost yet.
+    fn left(&mut self, s: &Socket) -> u64 {
+        let came_on = s.came_on.load(Acquire);
+        if self.strict && core::mem::replace(&mut self.came_on, came_on) != came_on {
+            self.until = sys::now_ns().saturating_add(NOTHING_COMES_NS);
+        }
+        self.until.saturating_sub(sys::now_ns())
+    }
+}
+
+/// `wait` waits for a change of the socket's state, no longer than it is told.
+pub(crate) fn await_way_back(
+    Named { s, g, fd }: Named,
+    why: Reason,
+    mut patience: Patience,
+    mut wait: impl FnMut(i64),
+) -> bool {
     let inherited = s.is_inherited();
     let (channel, slot) = (s.channel(), s.slot.load(Relaxed) as usize);
-    let patience_ns = pull_back_patience_ns(s, g, why, strict);
     ask_to_demote(s, g, why);
-    let until = sys::now_ns().saturating_add(patience_ns);
     let abandoned = loop {
         if s.generation16() != g || !s.is(State::Attached) {
             if s.is(State::Candidate) {
@@ -42,7 +81,7 @@ pub(in crate::io) fn to_kernel_between_hosts(
             && !s.path().maker_is_alive(s.owner.load(Relaxed))
             && s.is(State::Attached)
             && s.generation16() == g;
-        let left = until.saturating_sub(sys::now_ns());
+        let left = patience.left(s);
         if left == 0
             || abandoned
             || s.has(flag::BROKEN_OFF | flag::CORRUPT)
@@ -50,10 +89,9 @@ pub(in crate::io) fn to_kernel_between_hosts(
         {
             break abandoned;
         }
-        let (word, attached) = s.state.word(State::Attached);
-        sys::futex_wait(word, attached, left.min(10_000_000) as i64, false);
+        wait(left.min(10_000_000) as i64);
     };
-    if abandoned || Leave::new(strict).give_up(true) == Action::BreakOff {
+    if abandoned || Leave::new(patience.strict).give_up(true) == Action::BreakOff {
         break_off_abandoned(s, fd, why);
     }
     false

@@ -44,6 +44,8 @@ pub(crate) struct Departure {
     /// A call, or a wait, of before the attachment was under way on the receiving side when it
     /// froze: it has never been armed.
     never_armed: bool,
+    /// What the last look has found, and from where on bytes were to go again.
+    found: Option<(TxView, RxView, u64)>,
 }
 
 /// For so long bytes that come again are waited for when no more come; a receive buffer may be too
@@ -62,6 +64,7 @@ impl Departure {
             leave: Leave::new(false),
             arrival: Arrival::default(),
             never_armed: false,
+            found: None,
         }
     }
 
@@ -90,6 +93,10 @@ impl Departure {
                 let _ = corrupt(s, fd);
                 return Moved::Broken;
             };
+            let found = Some((view, rx, tx.end.switch.resend().start));
+            if core::mem::replace(&mut self.found, found) != found {
+                s.came_on.fetch_add(1, Release);
+            }
             match self.leave.step(TxView { room, peer, ..view }, rx, false) {
                 Action::Freeze => {
                     drop(tx);

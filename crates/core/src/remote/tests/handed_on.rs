@@ -1,0 +1,131 @@
+//! A connection that is about to be handed to somebody who can read no ring: it goes back to its
+//! carrier first, however long that takes, as long as it comes on.
+
+use super::*;
+use crate::io::Patience;
+use crate::socket::{Named, flag};
+
+const SECOND_NS: u64 = 1_000_000_000;
+
+impl Rig {
+    /// A call hands that end on. While it waits `meanwhile` happens, each time in so long, and the
+    /// hosts go on. What the call comes to, and how long it took.
+    fn hand_on(
+        &mut self,
+        (i, side): (usize, usize),
+        each_ns: u64,
+        mut meanwhile: impl FnMut(&mut Rig),
+    ) -> (bool, u64) {
+        let End { socket: s, fd, .. } = self.conns[i][side];
+        let (g, why) = (s.generation16(), Reason::InheritedByExec);
+        let began = sys::now_ns();
+        let patience = Patience::of(s, g, why, true);
+        let went = io::await_way_back(Named { s, g, fd }, why, patience, |_| {
+            meanwhile(self);
+            self.settle();
+            testing::pass_ns(each_ns);
+        });
+        (went, sys::now_ns() - began)
+    }
+
+    /// A connection whose connector has sent more than its carrier has room for, by RDMA.
+    fn full(model: Model) -> (Rig, usize) {
+        let mut rig = Rig::new(Order::Shuffled(5), model, 2);
+        rig.listen(1);
+        let few: c_int = 4096;
+        let listener = rig.hosts[1].listener;
+        assert!(sys::setsockopt(listener, libc::SOL_SOCKET, libc::SO_RCVBUF, &few) >= 0);
+        let i = rig.connect(0, 1);
+        let fd = rig.conns[i][C].fd;
+        assert!(sys::setsockopt(fd, libc::SOL_SOCKET, libc::SO_SNDBUF, &few) >= 0);
+        rig.promoted(i);
+        while rig.send(i, C, 20_000) > 0 {
+            rig.settle();
+        }
+        (rig, i)
+    }
+
+    /// Something comes of that end's way back when a program has done that. (When there is room is
+    /// the kernel's to say, in its own time.)
+    fn comes_on(&mut self, (i, side): (usize, usize), act: impl FnOnce(&mut Rig)) {
+        let s = self.conns[i][side].socket;
+        let before = s.came_on.load(Acquire);
+        act(self);
+        for _ in 0..1000 {
+            self.settle();
+            if s.came_on.load(Acquire) != before || !s.is(State::Attached) {
+                return;
+            }
+            self.wait(1_000_000);
+            testing::pass_ns(1_000_000);
+        }
+    }
+
+    fn nothing_is_lost(mut self, i: usize) {
+        self.drain(i);
+        for e in &self.conns[i] {
+            assert!(e.over.is_none() && !e.socket.has(flag::BROKEN_OFF), "{}", self.describe());
+        }
+        self.finish();
+    }
+}
+
+/// Its program reads a little at a time: what goes again over the carrier finds room as slowly.
+/// (After 2 s the connection was broken off.)
+#[test]
+fn a_slow_reader_is_waited_for() {
+    for model in MODELS {
+        let (mut rig, i) = Rig::full(model);
+        let (went, took) = rig.hand_on((i, C), 3 * SECOND_NS, |r| {
+            r.comes_on((i, C), |r| _ = r.receive(i, A, 3000));
+        });
+        assert!(went && took > 12 * SECOND_NS, "{model:?}: {went} after {took} ns");
+        rig.nothing_is_lost(i);
+    }
+}
+
+/// Its host is so busy that its library has no turn for a while.
+#[test]
+fn a_busy_host_is_waited_for() {
+    for model in MODELS {
+        for side in [C, A] {
+            let (mut rig, i) = Rig::full(model);
+            let other = rig.conns[i][side ^ 1].host;
+            rig.hosts[other].stopped = true;
+            let mut turns = 0;
+            let (went, took) = rig.hand_on((i, side), SECOND_NS, |r| {
+                turns += 1;
+                r.hosts[other].stopped = turns % 7 != 0;
+                if !r.hosts[other].stopped {
+                    r.comes_on((i, side), |r| _ = r.receive(i, A, 30_000));
+                }
+            });
+            assert!(went && took > 6 * SECOND_NS, "{model:?}: {went} after {took} ns");
+            rig.hosts[other].stopped = false;
+            rig.nothing_is_lost(i);
+        }
+    }
+}
+
+/// Where nothing comes of it, be the host stopped or the program one that does not read, the
+/// connection is broken off after 10 s: an error at both ends.
+#[test]
+fn nobody_is_waited_for_for_ever() {
+    for model in MODELS {
+        for stopped in [true, false] {
+            let (mut rig, i) = Rig::full(model);
+            rig.hosts[1].stopped = stopped;
+            let (went, took) = rig.hand_on((i, C), SECOND_NS / 4, |_| {});
+            assert!(!went, "{model:?}");
+            assert!((10..12).contains(&(took / SECOND_NS)), "{model:?}: after {took} ns");
+            assert!(rig.conns[i][C].socket.has(flag::BROKEN_OFF));
+            rig.hosts[1].stopped = false;
+            rig.until("the peer is told", |r| {
+                while r.receive(i, A, 30_000) > 0 {}
+                r.conns[i][A].over.is_some()
+            });
+            assert_eq!(rig.conns[i][A].over, Some(-(libc::ECONNRESET as isize)));
+            rig.finish();
+        }
+    }
+}
