@@ -152,6 +152,34 @@ pub(crate) fn capabilities() -> u64 {
     of.and_then(|hex| u64::from_str_radix(core::str::from_utf8(hex).ok()?, 16).ok()).unwrap_or(0)
 }
 
+/// That process is stopped, by a signal or by who traces it. (Nor is one that nobody sees here.)
+pub(crate) fn is_stopped(pid: u32) -> bool {
+    let (mut digits, mut rest, mut count) = ([0u8; 10], pid, 0);
+    for place in digits.iter_mut().rev() {
+        *place = b'0' + (rest % 10) as u8;
+        (rest, count) = (rest / 10, count + 1);
+        if rest == 0 {
+            break;
+        }
+    }
+    let mut path = [0u8; 32];
+    let number = digits.iter().skip(10 - count);
+    for (to, from) in path.iter_mut().zip(b"/proc/".iter().chain(number).chain(b"/stat")) {
+        *to = *from;
+    }
+    let fd = numbers::make(|| sys::open(&path, libc::O_RDONLY | libc::O_CLOEXEC, 0));
+    if fd < 0 {
+        return false;
+    }
+    let mut text = [0u8; 128];
+    let n = sys::read(fd, &mut text);
+    fd_words::close_internal(fd);
+    // "4711 (a name, of up to 15 of any characters) T 1 ..."
+    let text = text.get(..n.max(0) as usize).unwrap_or(&[]);
+    let name_ends = text.iter().rposition(|c| *c == b')').unwrap_or(text.len());
+    matches!(text.get(name_ends + 2), Some(b'T' | b't'))
+}
+
 /// RLIMIT_MEMLOCK is none for this thread: it is root's, or has CAP_IPC_LOCK. (Where that counts
 /// for nothing, as in a user namespace, registering fails beyond the limit.)
 pub(crate) fn may_lock_all() -> bool {
@@ -187,6 +215,26 @@ mod tests {
         let point_to_point =
             [2, 0, 0, 0, 0, 0, 0, 0, 8, 0, 1, 0, 10, 0, 0, 2, 8, 0, 2, 0, 10, 0, 0, 1];
         assert_eq!(address_of(&point_to_point), Some(IpAddr::from([10, 0, 0, 1])));
+    }
+
+    #[test]
+    fn a_stopped_process_is_known_from_one_that_runs() {
+        extern crate std;
+        let mut child = std::process::Command::new("/bin/sleep").arg("100").spawn().unwrap();
+        // SAFETY: a child of ours.
+        let signal = |n| unsafe { libc::kill(child.id() as c_int, n) };
+        assert!(!is_stopped(child.id()));
+        assert_eq!(signal(libc::SIGSTOP), 0);
+        while !is_stopped(child.id()) {
+            std::thread::yield_now();
+        }
+        assert_eq!(signal(libc::SIGCONT), 0);
+        while is_stopped(child.id()) {
+            std::thread::yield_now();
+        }
+        assert!(!is_stopped(u32::MAX) && !is_stopped(0));
+        child.kill().unwrap();
+        child.wait().unwrap();
     }
 
     /// Rights are a thread's, so this one gives up root's, and keeps what it is told to.

@@ -12,7 +12,8 @@ use crate::outcome::{PASS, Ret};
 use crate::sets::sets;
 use crate::socket::{Event, Socket, State, flag, harmless};
 use crate::trace::Event as Trace;
-use crate::{agent, candidates, carrier, control, fd_table, sleep, socket, stats, sys, wait};
+use crate::wait::looks;
+use crate::{agent, candidates, carrier, control, fd_table, host, sleep, socket, stats, sys, wait};
 use between_hosts::to_kernel_between_hosts;
 use core::ffi::c_int;
 use core::sync::atomic::Ordering::*;
@@ -20,7 +21,7 @@ use halves::{Limits, carry_out, freeze, has_hung_up, look_at_rx, look_at_tx, low
 use netacc_control::stats::{Counter, Reason};
 use netacc_proto::lives::{Event as Happens, State as Life};
 use netacc_proto::switchover::{
-    Ack, Action, Arrival, Await, Leave, Receiving, Sending, TxState, TxView,
+    Ack, Action, Arrival, Await, Leave, Receiving, RxView, Sending, TxState, TxView,
 };
 
 pub(crate) mod between_hosts;
@@ -35,9 +36,9 @@ pub(super) const PULL_BACK_NS: u64 = 50_000_000;
 
 pub(super) const PULL_BACK_STRICT_NS: u64 = 2_000_000_000;
 
-/// Between hosts, where the call would break the connection off: for so long nothing at all may
-/// come of it. What is waited for is another host's, which may be busy, and its program, which may
-/// be slow to read.
+/// Where the call would break the connection off, nothing at all may come of it for so long: what
+/// is waited for is another process's, whose host may be busy, and its program's, which may be slow
+/// to read. (Within the host for 2 s, if the peer's process is stopped.)
 pub(super) const NOTHING_COMES_NS: u64 = 10_000_000_000;
 
 /// Which of them it is: without an answer unread bytes could not be read for a while, or the call
@@ -142,6 +143,9 @@ pub(super) struct LeaveCall {
     /// Until when it waits for the peer, and for how long for what comes again.
     until: u64,
     coming_ns: u64,
+    strict: bool,
+    /// What the last look has found, and from where on bytes were to go again.
+    found: Option<(TxView, RxView, u64)>,
     arrival: Arrival,
     room: bool,
     /// The peer's announcement that was looked into last.
@@ -171,6 +175,8 @@ impl LeaveCall {
             leave: Leave::new(strict),
             until: sys::now_ns().saturating_add(patience_ns),
             coming_ns,
+            strict,
+            found: None,
             arrival: Arrival::default(),
             room: true,
             heard: 0,
@@ -182,8 +188,7 @@ impl LeaveCall {
     pub(super) fn go(&mut self) -> Option<Action> {
         loop {
             renew(self.s, &mut self.fd);
-            let late = sys::now_ns() > self.until;
-            match self.step(late) {
+            match self.step(self.is_late()) {
                 Ok(Action::Wait(sending, receiving)) => self.wait(sending, receiving),
                 Ok(Action::Freeze | Action::Sender(_)) => {}
                 Ok(end) => return Some(end),
@@ -192,6 +197,23 @@ impl LeaveCall {
                 // (`docs/design/signals.md`): nothing can be waited for.
                 Err(NotHeld::Reentrant) => return Some(self.leave.give_up(true)),
             }
+        }
+    }
+
+    /// Its time is up. Who would break the connection off waits longer for a peer that is not
+    /// stopped: nothing is lost yet.
+    fn is_late(&self) -> bool {
+        let over_ns = sys::now_ns().saturating_sub(self.until);
+        let pid = self.s.channel().map_or(0, |c| c.peer_pid);
+        let is_stopped = || looks::may_make_more_calls() && host::is_stopped(pid);
+        let waits = self.strict && over_ns < NOTHING_COMES_NS - PULL_BACK_STRICT_NS;
+        over_ns > 0 && !(waits && !is_stopped())
+    }
+
+    /// It comes on: the time begins anew.
+    fn comes_on(&mut self, found: (TxView, RxView, u64)) {
+        if self.found.replace(found) != Some(found) && self.strict && self.until != 0 {
+            self.until = self.until.max(sys::now_ns().saturating_add(PULL_BACK_STRICT_NS));
         }
     }
 
@@ -228,7 +250,9 @@ impl LeaveCall {
             tell_left(s, &mut tx);
         }
         // (What the peer wants back the thread "netacc" gives it: nobody asks here.)
-        let view = TxView { room: self.room, ..look_at_tx(&tx, None) };
+        let view = look_at_tx(&tx, None);
+        self.comes_on((view, rx, tx.end.switch.resend().start));
+        let view = TxView { room: self.room, ..view };
         let action = self.leave.step(view, rx, late);
         match action {
             Action::Freeze => {

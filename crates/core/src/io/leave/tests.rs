@@ -8,7 +8,7 @@ use crate::io::end_in_reset::{For, end_as_ever, end_in_reset};
 use crate::io::ends::demote_tx;
 use crate::io::under_way::UnderWay;
 use crate::path::tests::{A, C, End, close_both, promoted_within_the_host};
-use crate::process;
+use crate::{process, testing};
 use netacc_proto::switchover::TxState;
 use std::thread;
 use std::time::{Duration, Instant};
@@ -77,6 +77,28 @@ fn a_leave_that_comes_too_late_has_asked_for_the_unread_bytes() {
         ends[A].receive_now(A, 1);
         ends[A].socket.is(State::Plain)
     });
+    close_both(ends);
+}
+
+/// The machine is so busy that the peer's library has no turn: who hands the connection on waits.
+#[test]
+fn a_busy_peer_has_more_time_before_the_connection_is_broken_off() {
+    let mut ends = promoted_within_the_host();
+    ends[C].send(C, UNREAD);
+    let (s, g, fd) = (ends[A].socket, ends[A].socket.generation16(), ends[A].fd);
+    {
+        let held = hold_tx(ends[C].socket, ends[C].socket.generation16());
+        let mut way = LeaveCall::new(s, g, fd, PULL_BACK_STRICT_NS, true);
+        let mut late_after = |ns| {
+            testing::pass_ns(ns);
+            while !matches!(way.step(false), Ok(Action::Wait(..))) {}
+            way.is_late()
+        };
+        assert!(held.is_ok() && !late_after(0) && !late_after(2 * PULL_BACK_STRICT_NS));
+        assert!(!late_after(2 * PULL_BACK_STRICT_NS) && late_after(2 * PULL_BACK_STRICT_NS));
+    }
+    assert!(leaves(&ends[A], Reason::PassedByScmRights, true), "it answers");
+    receives(&mut ends, A, UNREAD);
     close_both(ends);
 }
 
