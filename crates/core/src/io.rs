@@ -109,7 +109,7 @@ pub(crate) use receive::unread;
 use receive::{recv_attached, recv_one};
 pub(crate) use reset::{
     carrier_is_over, carrier_is_reset, is_reset_now, on_error_taken, owes_reset, settled,
-    with_carrier,
+    with_carrier, with_error_owed,
 };
 use send::{send_attached, send_one};
 pub(crate) use shutdown::shutdown;

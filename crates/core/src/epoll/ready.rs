@@ -128,6 +128,7 @@ fn ask_carrier(item: &mut Item, sends: bool) -> u32 {
     if let Some(channel) = item.socket.channel() {
         said = channel.far.of_carrier(item.socket.slot.load(Relaxed) as usize, item.fd, said);
     }
+    said = io::with_error_owed(item.socket, item.generation, said);
     let mut ev = said as u32;
     if ev & (libc::EPOLLRDHUP | libc::EPOLLHUP) as u32 != 0
         && io::is_reset_now(item.socket, item.generation, item.fd)

@@ -94,7 +94,7 @@ pub(super) unsafe fn look_fast(
         return end;
     }
     h.end.carrier_asked = now;
-    ask_carrier(s, h, fd, flags)
+    ask_carrier(s, h, fd)
 }
 
 /// The peer has closed in good order: the end, if the ring has nothing more. (In this order: what
@@ -113,7 +113,7 @@ fn end_of_life(s: &Socket, h: &mut RxHeld<'_>) -> Option<Look> {
 
 /// The ring is empty: has the carrier ended, or is the stream to go on there?
 #[cold]
-pub(super) fn ask_carrier(s: &Socket, h: &mut RxHeld<'_>, fd: c_int, flags: c_int) -> Look {
+pub(super) fn ask_carrier(s: &Socket, h: &mut RxHeld<'_>, fd: c_int) -> Look {
     // Lowered before the question, so that what is said after it raises the flag again.
     s.lower(flag::CARRIER_SPOKE);
     let ev = sys::poll_now(fd, libc::POLLIN | libc::POLLRDHUP | libc::POLLPRI);
@@ -154,18 +154,12 @@ pub(super) fn ask_carrier(s: &Socket, h: &mut RxHeld<'_>, fd: c_int, flags: c_in
             Err(_) => Look::Corrupt,
         };
     }
-    carrier_ended(s, h, fd, r, flags)
+    carrier_ended(s, h, fd, r)
 }
 
 /// The carrier said that it ended (0) or failed (`-errno`).
 #[cold]
-pub(super) fn carrier_ended(
-    s: &Socket,
-    h: &mut RxHeld<'_>,
-    fd: c_int,
-    r: Ret,
-    flags: c_int,
-) -> Look {
+pub(super) fn carrier_ended(s: &Socket, h: &mut RxHeld<'_>, fd: c_int, r: Ret) -> Look {
     if r == 0 && s.has(flag::SHUT_RD) && !peer_has_ended(s, s.fd.load(Acquire)) {
         // Our own doing: nothing is there now, and nothing new is waited for.
         return if h.end.switch.offset() < h.end.read_until {
@@ -199,13 +193,9 @@ pub(super) fn carrier_ended(
                 // What the look for a reset has found instead.
                 r = s.kept_error.swap(0, Relaxed) as Ret;
             }
-            // (Between hosts a look takes none.)
-            let local = h.channel.far.is_shared();
-            if local || flags & libc::MSG_PEEK == 0 {
-                h.end.pending_error = 0;
-                if ours || (r < 0 && carrier::is_closed(fd)) {
-                    s.raise(flag::TOLD);
-                }
+            h.end.pending_error = 0;
+            if ours || (r < 0 && carrier::is_closed(fd)) {
+                s.raise(flag::TOLD);
             }
             Look::Kernel(r)
         }
@@ -216,10 +206,8 @@ pub(super) fn carrier_ended(
             Look::Kernel(0)
         }
         Ok(EofVerdict::Truncated) => {
-            if flags & libc::MSG_PEEK == 0 {
-                h.end.pending_error = 0;
-                s.raise(flag::TOLD);
-            }
+            h.end.pending_error = 0;
+            s.raise(flag::TOLD);
             Look::Kernel(why_broken(s))
         }
         Ok(EofVerdict::DrainFastFirst) => Look::Again,
@@ -252,7 +240,7 @@ pub(super) unsafe fn look_carrier(
 ) -> Look {
     let Destination { fd, iov, done, flags } = *to;
     if h.end.pending_error != 0 {
-        return carrier_ended(s, h, fd, 0, flags);
+        return carrier_ended(s, h, fd, 0);
     }
     let flags = (flags | libc::MSG_DONTWAIT) & !libc::MSG_WAITALL;
     let mut max = limit.min(isize::MAX as u64) as usize;
@@ -261,7 +249,7 @@ pub(super) unsafe fn look_carrier(
         // are taken.
         let r = unsafe { kernel_recv(fd, iov, done, max, flags | libc::MSG_PEEK) };
         if r <= 0 {
-            return carrier_end(s, h, fd, r, flags);
+            return carrier_end(s, h, fd, r);
         }
         match h.end.switch.after_peek(r as u64, load_announce(h.words)) {
             Ok(0) => {
@@ -283,7 +271,7 @@ pub(super) unsafe fn look_carrier(
     // SAFETY: the caller's buffers.
     let r = unsafe { kernel_recv(fd, iov, done, max, flags) };
     if r <= 0 {
-        return carrier_end(s, h, fd, r, flags);
+        return carrier_end(s, h, fd, r);
     }
     if is_behind_the_end(h, r as u64) {
         return Look::Corrupt;
@@ -323,12 +311,12 @@ fn is_behind_the_end(h: &RxHeld<'_>, n: u64) -> bool {
 }
 
 /// The carrier had no byte: nothing yet (`r` is EAGAIN), its end (0), or an error.
-pub(super) fn carrier_end(s: &Socket, h: &mut RxHeld<'_>, fd: c_int, r: Ret, flags: c_int) -> Look {
+pub(super) fn carrier_end(s: &Socket, h: &mut RxHeld<'_>, fd: c_int, r: Ret) -> Look {
     if matches!(-r as i32, libc::EFAULT | libc::EINTR | libc::ENOMEM | libc::EINVAL) {
         return Look::Failed(r);
     }
     if r != EAGAIN {
-        return carrier_ended(s, h, fd, r, flags);
+        return carrier_ended(s, h, fd, r);
     }
     match h.end.switch.on_announce(load_announce(h.words)) {
         Ok(false) => Look::Empty,

@@ -200,7 +200,7 @@ impl Receiving<'_> {
             },
             Plan::Wait => match h.end.switch.on_announce(load_announce(h.words)) {
                 // No answer will come from a peer that is gone.
-                Ok(false) if peer_has_ended(s, fd) => ask_carrier(s, h, fd, self.flags),
+                Ok(false) if peer_has_ended(s, fd) => ask_carrier(s, h, fd),
                 // Nothing is there before the answer.
                 Ok(false)
                     if h.channel.far.is_shared() && carrier_unread(fd).is_some_and(|n| n > 0) =>
@@ -256,8 +256,17 @@ impl Receiving<'_> {
         if done == 0 {
             return Next::Done(PASS);
         }
-        // SAFETY: the caller's buffers.
-        let receive = |_| unsafe { kernel_recv(fd, self.iov, done, usize::MAX, self.flags) };
+        let deadline = now.patience.deadline();
+        let receive = |_| {
+            // With bytes in hand an error is the next call's: the kernel is not to tell it now.
+            let r = await_bytes(fd, deadline);
+            // SAFETY: the caller's buffers.
+            if r < 0 {
+                r
+            } else {
+                unsafe { kernel_recv(fd, self.iov, done, usize::MAX, self.flags) }
+            }
+        };
         let r = if matches!(s.state.now(), State::Candidate | State::Changing) {
             // As in `Sending`.
             match candidate(Named { s, g: self.g, fd }, Side::Receive, self.flags, receive) {
@@ -307,6 +316,19 @@ impl Receiving<'_> {
         // SAFETY: one valid pollfd.
         let r = unsafe { sleep::ppoll(&mut p, 1, 1_000_000, core::ptr::null()) };
         (r != 0 || (deadline != 0 && sys::now_ns() >= deadline)).then_some(0)
+    }
+}
+
+/// Waits until the kernel has bytes, or the end of the stream: 0. Otherwise what the call ends with
+/// that has bytes from elsewhere.
+fn await_bytes(fd: c_int, deadline: u64) -> Ret {
+    let limit = if deadline == 0 { -1 } else { deadline.saturating_sub(sys::now_ns()) as i64 };
+    let mut p = libc::pollfd { fd, events: libc::POLLIN, revents: 0 };
+    // SAFETY: one valid pollfd.
+    match unsafe { sleep::ppoll(&mut p, 1, limit, core::ptr::null()) } {
+        0 => EAGAIN,
+        1 if p.revents & libc::POLLERR != 0 && carrier_unread(fd).unwrap_or(0) == 0 => EAGAIN,
+        r => r.min(0),
     }
 }
 

@@ -31,7 +31,7 @@
 //!    serves another peer (`control_link.rs`, `recycle`).
 
 use super::ECONNRESET;
-use super::ends::hold_tx;
+use super::ends::{RxHeld, hold_rx, hold_tx};
 use crate::channel::quiet;
 use crate::log::debug_log;
 use crate::outcome::Ret;
@@ -56,6 +56,21 @@ pub(crate) fn is_reset_now(s: &'static Socket, g: u16, fd: c_int) -> bool {
 /// It was reset so, and the application has not heard of that.
 pub(crate) fn owes_reset(s: &Socket) -> bool {
     s.flags.load(Acquire) & (flag::RESET | flag::TOLD) == flag::RESET
+}
+
+/// Of what poll has `said` of a carrier that is over, between hosts: an error that the library has
+/// taken from it, or knows of by itself, is still to be told, and one that it has told is not.
+#[cold]
+pub(crate) fn with_error_owed(s: &'static Socket, g: u16, said: i16) -> i16 {
+    if said & libc::POLLHUP == 0 || !s.path().is_lossy() {
+        return said;
+    }
+    let is_owed = |h: RxHeld<'_>| h.end.pending_error != 0 || is_broken(s);
+    match s.has(flag::TOLD) {
+        true => said & !libc::POLLERR,
+        false if hold_rx(s, g).is_ok_and(is_owed) => said | libc::POLLERR,
+        false => said,
+    }
 }
 
 /// What the kernel says of a carrier in the middle of a reset is the error, and not yet all that

@@ -84,6 +84,7 @@ impl Want {
     pub(super) fn translate(&self, fd: c_int, mut revents: i16, events: i16) -> i16 {
         revents = io::settled(fd, events | libc::POLLRDHUP, revents);
         revents = self.channel.far.of_carrier(self.slot, fd, revents);
+        revents = io::with_error_owed(self.socket, self.generation, revents);
         if revents & (libc::POLLRDHUP | libc::POLLHUP) != 0
             && io::is_reset_now(self.socket, self.generation, fd)
         {

@@ -115,7 +115,10 @@ impl Departure {
                 Action::Wait(Sending::Await(Await::Room), _)
                 | Action::Wait(_, Receiving::Await(Await::Bytes)) => return Moved::NoRoom,
                 Action::Wait(..) | Action::Later => return Moved::Waits,
-                Action::Become => return Moved::Done,
+                Action::Become => {
+                    drop(tx);
+                    return if self.owes_error() { Moved::Broken } else { Moved::Done };
+                }
                 end @ (Action::BreakSending | Action::BreakOff) => {
                     drop(tx);
                     self.break_off(end, peer);
@@ -186,6 +189,18 @@ impl Departure {
             }
         });
         s.raise(flag::CARRIER_SPOKE | flag::BROKEN_OFF);
+    }
+
+    /// The carrier has failed, and has said why to a call that had bytes to tell first: the error
+    /// is the next call's, and the kernel does not know it any more.
+    fn owes_error(&self) -> bool {
+        let UnderWay(s, g) = self.held;
+        let owes = hold_rx(s, g)
+            .is_ok_and(|rx| rx.end.pending_error != 0 && carrier::is_closed(s.fd.load(Acquire)));
+        if owes {
+            s.raise(flag::CARRIER_SPOKE | flag::BROKEN_OFF);
+        }
+        owes
     }
 
     /// Both directions are the carrier's: the connection is the kernel's, or (`again`) a candidate

@@ -130,3 +130,40 @@ fn nobody_is_waited_for_for_ever() {
         }
     }
 }
+
+/// A call that had bytes to tell first has taken the carrier's error: the next call tells it,
+/// though the connection was on its way back to the kernel, which does not know it any more. (The
+/// stream ended as if in order.)
+#[test]
+fn an_error_that_is_still_to_be_told_is_not_lost_on_the_way_back() {
+    for model in MODELS {
+        let mut rig = Rig::new(Order::Shuffled(7), model, 2);
+        let i = rig.connect(0, 1);
+        rig.promoted(i);
+        rig.drain(i);
+        let End { socket: s, fd, .. } = rig.conns[i][C];
+        crate::carrier::dissolve(rig.conns[i][A].fd);
+        let mut error = 0;
+        assert!(sys::getsockopt(fd, libc::SOL_SOCKET, libc::SO_ERROR, &mut error) >= 0);
+        assert_eq!(error, libc::ECONNRESET);
+        {
+            let _rx = crate::lock::lock_end(&s.rx_lock);
+            // SAFETY: under its lock.
+            unsafe { (*s.rx.get()).pending_error = -error };
+        }
+        let slot = s.slot.load(Relaxed) as usize;
+        s.channel().unwrap().far.demote(slot, Reason::SocketOption, false);
+        rig.until("it has left", |r| {
+            r.conns[i][C].socket.has(flag::BROKEN_OFF) || !r.is_attached(i, C)
+        });
+        rig.receive(i, C, 100);
+        assert_eq!(rig.conns[i][C].over.take(), Some(-(libc::ECONNRESET as isize)), "{model:?}");
+        rig.receive(i, C, 100);
+        assert_eq!(rig.conns[i][C].over.take(), Some(0), "told once");
+        rig.send(i, C, 100);
+        assert_eq!(rig.conns[i][C].over, Some(-(libc::EPIPE as isize)), "{model:?}");
+        rig.close(i, C);
+        rig.close(i, A);
+        rig.settle();
+    }
+}
