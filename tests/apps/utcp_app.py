@@ -620,6 +620,27 @@ def client_mtu_is_lowered(s):
     say(all_of(s, 1))
 
 
+@case
+def server_packets_are_lost(s):
+    while got := s.recv(5000):
+        s.sendall(got[::-1])
+    say("end")
+
+
+@case
+def client_packets_are_lost(s):
+    """Until it is told that there was enough of it."""
+    n, end = 0, time.monotonic() + 80
+    while not os.path.exists(ENOUGH) and time.monotonic() < end:
+        sent = pattern(n, 0, 500)
+        s.sendall(sent)
+        if all_of(s, 500) != sent[::-1]:
+            raise ValueError(n)
+        n += 1
+        time.sleep(0.01)
+    say(os.path.exists(ENOUGH))
+
+
 MANY = 150
 
 
@@ -766,6 +787,8 @@ LIB_DIR = os.environ.get("NETACC_LIB_DIR", "target/release")
 TMP = os.environ.get("TMP", "/tmp")
 # A file that says that the case itself has begun.
 BEGUN = f"{TMP}/begun"
+# And one that ends a case.
+ENOUGH = f"{TMP}/enough"
 
 
 class World:
@@ -816,8 +839,9 @@ def run_case(world, name, library, meanwhile=None, as_whom=()):
     """What both ends say, and how the server ended."""
     me = [sys.executable, os.path.abspath(__file__)]
     until = "out" if library and not as_whom else "count"
-    with contextlib.suppress(FileNotFoundError):
-        os.unlink(BEGUN)
+    for file in (BEGUN, ENOUGH):
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(file)
     server = subprocess.Popen(world.command(0, *as_whom, *me, "server", name, until), env=environment(library),
                               stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     try:
@@ -884,7 +908,7 @@ def suite(chosen):
     world = World()
     try:
         for name in sorted(CASES):
-            if chosen and not any(name.startswith(c) for c in chosen):
+            if name == "packets-are-lost" or (chosen and not any(name.startswith(c) for c in chosen)):
                 continue
             meanwhile = {"off-switch": switch_off, "device-goes-down": device_down,
                          "waits-while-the-device-is-down": device_down, "mtu-is-lowered": mtu}.get(name)
@@ -904,6 +928,8 @@ def suite(chosen):
                 report("failed", name, text)
             else:
                 report("ok", name)
+        if not chosen or "losses" in chosen:
+            losses(world)
         if not chosen or "privilege" in chosen:
             privileges(world)
         if not chosen:
@@ -913,6 +939,72 @@ def suite(chosen):
             report("failed" if left else "ok", "nothing-is-left", left or "")
     finally:
         world.end()
+
+
+def traced(pid, *events):
+    """What a running server's trace says of its connections: those events, in their order."""
+    done = subprocess.run([f"{LIB_DIR}/netacc", "trace", "show", "--json", "-p", str(pid)], capture_output=True, text=True,
+                          timeout=30)
+    all_ = json.loads(done.stdout) if done.returncode == 0 and done.stdout else []
+    rings = [ring["events"] for trace in all_ for ring in trace["connections"]]
+    return [e for ring in rings for e in ring if e["event"] in events]
+
+
+def until(look, what):
+    end = time.monotonic() + PATIENCE
+    while not (seen := look()):
+        if time.monotonic() > end:
+            raise TimeoutError(what)
+        time.sleep(0.05)
+    return seen
+
+
+def loses(world, is_lost):
+    """What the server sends goes to nobody, or to the client again."""
+    links = json.loads(subprocess.run(world.command(1, "ip", "-j", "link", "show", "nu1"), capture_output=True, text=True,
+                                      check=True, timeout=20).stdout)
+    to = "02:00:00:00:00:01" if is_lost else links[0]["address"]
+    world.run(0, "ip", "neigh", "replace", PEER, "lladdr", to, "dev", "nu0", "nud", "permanent")
+
+
+def losses(world):
+    """The trace says what TCP in user space does: out, timeouts, back."""
+
+    def plainly(_server, world):
+        loses(world, True)
+        time.sleep(0.5)
+        loses(world, False)
+        open(ENOUGH, "w").close()
+
+    seen = []
+
+    def watched(server, world):
+        until(lambda: traced(server.pid, "taken-out"), "no taken-out")
+        loses(world, True)
+        try:
+            until(lambda: traced(server.pid, "rto"), "no rto")
+        finally:
+            loses(world, False)
+        switch_off(server, world)
+        until(lambda: traced(server.pid, "given-back"), "no given-back")
+        seen.extend(traced(server.pid, "taken-out", "rto", "given-back", "sent"))
+        open(ENOUGH, "w").close()
+
+    name = "packets-are-lost"
+    try:
+        plain = is_whole(name, run_case(world, name, False, plainly))
+        difference = differs(plain, run_case(world, name, True, watched))
+        order = [e["event"] for e in seen if e["event"] != "sent"]
+        back = [e for e in seen if e["event"] == "given-back"]
+        if not difference and (order[0], order[-1]) != ("taken-out", "given-back"):
+            difference = f"order: {order}"
+        if not difference and (back[0]["why"], len(order) > 12) != ("asked", False):
+            difference = f"why, or too many: {seen}"
+        if not difference and not any(e["event"] == "sent" and e["path"] == "utcp" for e in seen):
+            difference = f"nothing was sent by utcp: {seen}"
+    except Exception as e:  # noqa: BLE001
+        difference = repr(e)
+    report("failed" if difference else "ok", "losses-are-traced", difference or "")
 
 
 def privileges(world):

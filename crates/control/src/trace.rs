@@ -13,9 +13,9 @@ mod read;
 mod table;
 
 pub use read::{Head, ReadError, RingText, State};
-pub use table::{Event, Field, Meaning, Table, write_table};
+pub use table::{Back, Event, Field, Meaning, Table, write_table};
 
-use crate::stats::{LIBRARY, store_ip};
+use crate::stats::{LIBRARY, PATH_SLOTS, store_ip};
 use core::mem::size_of;
 use core::net::SocketAddr;
 use core::sync::atomic::Ordering::{Acquire, Relaxed, Release};
@@ -52,7 +52,6 @@ pub const BYTES_KEPT: u64 = 64 << 20;
 
 const TABLE_AT: usize = 256;
 const TABLE_BYTES: usize = HEADER_BYTES - TABLE_AT;
-const PATHS: usize = 3;
 
 /// Start of the file.
 #[repr(C, align(64))]
@@ -127,9 +126,9 @@ pub struct Ring {
     /// As `local_addr`.
     pub peer_addr: [AtomicU64; 2],
     /// What was sent by path, as far as it is recorded.
-    pub sent: [AtomicU64; PATHS],
+    pub sent: [AtomicU64; PATH_SLOTS],
     /// What was received.
-    pub received: [AtomicU64; PATHS],
+    pub received: [AtomicU64; PATH_SLOTS],
     /// The event that was recorded last.
     pub last: AtomicU32,
     /// When what has moved was last recorded for itself, in coarse milliseconds.
@@ -137,7 +136,7 @@ pub struct Ring {
     /// Of the messages that were sent, and of those received, as many as are recorded.
     pub messages: [AtomicU64; 2],
     /// Zero.
-    pub reserved: [AtomicU32; 26],
+    pub reserved: [AtomicU32; 22],
     /// [`word`] and what belongs to it.
     pub events: [[AtomicU64; 2]; EVENTS],
 }

@@ -22,6 +22,7 @@ use crate::log::warn_log;
 use crate::path::{Far, PathId};
 use crate::socket::{Socket, State, flag, offered};
 use crate::utcp_device::{self, ASLEEP, BELL, CHILD, LEAVING, RUNNING, WOKEN, is_running, wake};
+use crate::wait::looks;
 use crate::{fd_table, host, numbers, packet_policy, process, sys, thread};
 use alloc::vec::Vec;
 use core::ffi::{c_int, c_void};
@@ -353,6 +354,7 @@ impl All {
             self.tables_at = now.saturating_add(TABLES_NS);
             self.devices.iter().for_each(|device| device.look());
         }
+        looks::keep_trace_ready();
         self.sleep();
         true
     }

@@ -12,7 +12,10 @@
 //! stays with the engine until the application has taken it from the ring. So the way back needs
 //! nothing but the engine.
 
+mod troubles;
+
 use crate::lock::{Guard, Mutex};
+use crate::trace::Event;
 use crate::wire::{SLOTS, parting};
 use crate::{process, sys};
 use alloc::vec::Vec;
@@ -24,6 +27,7 @@ use netacc_control::stats::Reason;
 use netacc_packet::Device;
 use netacc_ring::{Consumer, Producer, RingWords};
 use netacc_utcp::{GivenBack, NotBack, Over};
+use troubles::Troubles;
 
 pub(crate) type Engine = netacc_utcp::Engine<Device>;
 
@@ -32,6 +36,8 @@ pub(crate) type Engine = netacc_utcp::Engine<Device>;
 pub(crate) enum News {
     Bytes,
     Room,
+    /// For its trace.
+    Happened(Event, u64),
 }
 
 /// One connection, as everybody may see it.
@@ -63,6 +69,7 @@ pub(crate) struct Inner {
     inb_words: &'static RingWords,
     shown: u64,
     read: u64,
+    troubles: Troubles,
 }
 
 /// A device's engine, and its connections by their slots.
@@ -404,6 +411,7 @@ impl Driver {
             inb_words,
             shown: 0,
             read: 0,
+            troubles: Troubles::default(),
         };
         if let Some(at) = self.inner.get_mut(slot) {
             *at = Some(inner);
@@ -495,6 +503,20 @@ impl Driver {
         if inner.free(carried.connection().acknowledged()) {
             tell(News::Room);
         }
+        if inner.troubles.is_due(carried.connection().counters(), now, false) {
+            self.tell_troubles(device, slot, now);
+        }
+    }
+
+    /// Tells its trace what has happened on a connection.
+    #[cold]
+    fn tell_troubles(&mut self, device: &UtcpDevice, slot: usize, now: u64) {
+        let Some(Some(inner)) = self.inner.get_mut(slot) else { return };
+        let Some(carried) = self.engine.carried(inner.number) else { return };
+        let happened = |event, what| {
+            (device.tell)(device.owner.load(Acquire), slot, News::Happened(event, what));
+        };
+        inner.troubles.tell(&carried.connection().figures(), now, happened);
     }
 
     /// Gives a connection back to the kernel. Whoever calls holds both of its ends, or these are no
@@ -506,6 +528,11 @@ impl Driver {
         now: u64,
     ) -> Option<Returned> {
         self.visit(device, slot, now);
+        let inner = self.inner.get_mut(slot)?.as_mut()?;
+        let counters = self.engine.carried(inner.number).map(|c| *c.connection().counters());
+        if counters.is_some_and(|counters| inner.troubles.is_due(&counters, now, true)) {
+            self.tell_troubles(device, slot, now);
+        }
         let inner = self.inner.get_mut(slot)?.as_mut()?;
         let rest = inner.out.refresh().map_or(0, |n| (n as u64).saturating_sub(inner.taken));
         if abandoned && let Some(carried) = self.engine.carried(inner.number) {

@@ -124,6 +124,8 @@ pub struct Figures {
     pub mss: u64,
     /// What congestion control is doing.
     pub congestion: Congestion,
+    /// Timeouts in a row, without an answer since.
+    pub timeouts: u32,
     /// What has happened so far.
     pub counters: Counters,
 }
@@ -367,6 +369,12 @@ impl Connection {
         self.send.set_mss(u64::from(mss.max(crate::MSS_MIN)));
     }
 
+    /// What has happened so far.
+    #[must_use]
+    pub const fn counters(&self) -> &Counters {
+        &self.send.counters
+    }
+
     /// What an operator is told.
     #[must_use]
     pub fn figures(&self) -> Figures {
@@ -386,6 +394,7 @@ impl Connection {
             receive_window: self.receive.edge - self.receive.nxt,
             mss: send.mss,
             congestion: send.phase_name(),
+            timeouts: send.timeouts,
             counters: send.counters,
         }
     }

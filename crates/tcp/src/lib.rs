@@ -90,3 +90,12 @@ pub struct Counters {
     /// Of these, those that were answered by a challenge (RFC 5961).
     pub challenges: u64,
 }
+
+impl Counters {
+    /// How often something went wrong on the way to the peer, or was in doubt: recoveries,
+    /// timeouts and probes. It grows with each.
+    #[must_use]
+    pub const fn troubles(&self) -> u64 {
+        self.recoveries.wrapping_add(self.timeouts).wrapping_add(self.probes)
+    }
+}

@@ -211,7 +211,7 @@ impl<P: Steered> Engine<P> {
     }
 
     /// A connection that packets have come for since it was last named here: there may be bytes to
-    /// read, or room to write. (One that was just taken over may have bytes without that.)
+    /// read, or room to write. Or a timer has found something lost, or in doubt. (One that was just taken over may have bytes without that.)
     pub fn next_news(&mut self) -> Option<u32> {
         let index = self.news.pop()?;
         if let Some(carried) = self.carried(index) {
@@ -280,10 +280,14 @@ impl<P: Steered> Engine<P> {
         }
         while let Some(index) = self.wheel.expire(now) {
             busy = true;
+            let before = self.troubles(index);
             if let Some(carried) = self.carried(index) {
                 carried.on_timer(now);
             }
             self.after(index, now);
+            if self.troubles(index) != before {
+                self.has_news(index);
+            }
         }
         busy
     }
@@ -302,6 +306,10 @@ impl<P: Steered> Engine<P> {
         if self.keeper.as_ref().is_some_and(|keeper| !keeper.lives()) {
             self.all_are_over(now);
         }
+    }
+
+    fn troubles(&mut self, index: u32) -> u64 {
+        self.carried(index).map_or(0, |carried| carried.connection().counters().troubles())
     }
 
     fn has_news(&mut self, index: u32) {

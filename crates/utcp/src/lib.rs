@@ -34,4 +34,5 @@ mod record;
 pub use carried::Over;
 pub use engine::Engine;
 pub use kernel::Refusal;
+pub use netacc_tcp::{Congestion, Counters, Figures, Reason};
 pub use outcome::{GivenBack, NotBack, NotTaken};

@@ -64,6 +64,11 @@ events! {
     Eof "eof" "" "The program was told that the peer has ended its stream.";
     Error "error" "errno:16" "The program was told an error of the connection.";
     PeerGone "peer-gone" "" "The peer is gone with bytes unread: it counts as reset.";
+    TakenOut "taken-out" "mss:16 srtt_us:32" "It was taken out of the kernel (utcp): TCP in user space goes on with it.";
+    Retransmitted "retransmitted" "times:24 bytes:40" "Losses were seen and mended without a timeout (utcp): so often, and so many bytes were sent again, since the event before that says so.";
+    Rto "rto" "times:16 in_a_row:16 rto_ms:32" "The retransmission timeout has passed (utcp): so often since the event before that says so, and so often in a row.";
+    Probed "probed" "times:16 window:48" "The peer was asked for an answer (utcp): its window is closed, or nothing comes.";
+    GivenBack "given-back" "reason:16:reason why:8:back" "The kernel has it again (utcp).";
     BrokenOff "broken-off" "" "The library broke it off: bytes would be missing.";
     Corrupt "corrupt" "" "The peer broke the rules: it was reset.";
     Closed "closed" "" "The process closed it.";
@@ -75,6 +80,31 @@ events! {
 const SIDES: &[&str] = &["receive", "send"];
 const WOKE: &[&str] = &["news", "timeout", "signal"];
 const HOW: &[&str] = &["read", "write", "both"];
+
+macro_rules! back {
+    ($($variant:ident $name:literal $doc:literal;)*) => {
+        /// What made the kernel go on with a connection that was out of it.
+        #[derive(Debug, Clone, Copy, PartialEq, Eq)]
+        #[repr(u8)]
+        pub enum Back { $(#[doc = $doc] $variant),* }
+        const BACK: &[&str] = &[$($name),*];
+    };
+}
+
+back! {
+    Asked "asked" "This process wants it there.";
+    Fin "fin" "The peer sends no more.";
+    Reset "reset" "A reset came.";
+    Urgent "urgent" "Urgent data came.";
+    Foreign "foreign" "An option came that is not understood.";
+    NoTimeStamp "no-time-stamp" "A segment came without the time stamp that was agreed on.";
+    Timeouts "timeouts" "Too many timeouts in a row.";
+    UserTimeout "user-timeout" "TCP_USER_TIMEOUT has passed.";
+    KeepAlive "keep-alive" "Probes of SO_KEEPALIVE were not answered.";
+    Device "device" "The device did not take its packets.";
+    Rerouted "rerouted" "Its packets go another way, or in shorter pieces.";
+    NotKept "not-kept" "The keeper is gone.";
+}
 
 /// Says the table, piece by piece.
 pub fn write_table(say: &mut dyn FnMut(&str)) {
@@ -97,6 +127,7 @@ pub fn write_table(say: &mut dyn FnMut(&str)) {
     words("side", &mut SIDES.iter().copied());
     words("woke", &mut WOKE.iter().copied());
     words("how", &mut HOW.iter().copied());
+    words("back", &mut BACK.iter().copied());
 }
 
 /// A field of an event.

@@ -23,12 +23,12 @@ fn empty_ring() -> Ring {
         peer_pid: word(),
         local_addr: [long(), long()],
         peer_addr: [long(), long()],
-        sent: [long(), long(), long()],
-        received: [long(), long(), long()],
+        sent: [const { AtomicU64::new(0) }; PATH_SLOTS],
+        received: [const { AtomicU64::new(0) }; PATH_SLOTS],
         last: word(),
         looked_at_ms: AtomicU32::new(0),
         messages: [const { AtomicU64::new(0) }; 2],
-        reserved: [const { AtomicU32::new(0) }; 26],
+        reserved: [const { AtomicU32::new(0) }; 22],
         events: [const { [AtomicU64::new(0), AtomicU64::new(0)] }; EVENTS],
     }
 }

@@ -4,6 +4,7 @@ use super::seats::{CONNECTIONS, Owned};
 use crate::channel::{Channel, ChannelMem, producer_quiet, quiet};
 use crate::log::{debug_log, warn_log};
 use crate::path::Far;
+use crate::socket::{Socket, State};
 use crate::utcp_device::{self, Engine, News, UtcpDevice};
 use crate::{keeper, numbers, sys};
 use alloc::boxed::Box;
@@ -78,6 +79,17 @@ fn tell(owner: *mut (), slot: usize, news: News) {
         News::Room => {
             let words = channel.words(slot, channel.side);
             channel.announce_here(slot, &words.producer_quiet[producer_quiet::NOTIFY]);
+        }
+        News::Happened(event, what) => {
+            // (One that was closed while it was out may be another connection by now.)
+            let is_on = |s: &&Socket| {
+                s.is(State::Attached)
+                    && s.slot.load(Relaxed) as usize == slot
+                    && core::ptr::eq(s.channel.load(Acquire), channel)
+            };
+            if let Some(s) = Socket::on(channel, slot).filter(is_on) {
+                s.trace(event, what);
+            }
         }
     }
 }

@@ -3,12 +3,31 @@
 use crate::io::Went;
 use crate::wire::parting;
 use netacc_control::stats::Reason;
+use netacc_control::trace::Back;
 use netacc_packet::sys::Errno;
-use netacc_utcp::{NotTaken, Refusal};
+use netacc_utcp::{NotTaken, Over, Reason as Tcp, Refusal};
 
 /// What was said with the order to leave.
 pub(super) fn reason_of(leave: u32) -> Reason {
     Reason::ALL.get((leave >> parting::REASON) as usize).copied().unwrap_or(Reason::UtcpGivenBack)
+}
+
+/// What made the kernel go on with it, for its trace.
+pub(super) const fn why_back(why: Option<Over>) -> Back {
+    match why {
+        None => Back::Asked,
+        Some(Over::Tcp(Tcp::Fin)) => Back::Fin,
+        Some(Over::Tcp(Tcp::Reset)) => Back::Reset,
+        Some(Over::Tcp(Tcp::Urgent)) => Back::Urgent,
+        Some(Over::Tcp(Tcp::Foreign)) => Back::Foreign,
+        Some(Over::Tcp(Tcp::NoTimeStamp)) => Back::NoTimeStamp,
+        Some(Over::Tcp(Tcp::Timeouts)) => Back::Timeouts,
+        Some(Over::Tcp(Tcp::UserTimeout)) => Back::UserTimeout,
+        Some(Over::Tcp(Tcp::KeepAlive)) => Back::KeepAlive,
+        Some(Over::Device(_)) => Back::Device,
+        Some(Over::Rerouted) => Back::Rerouted,
+        Some(Over::NotKept) => Back::NotKept,
+    }
 }
 
 /// Why a connection was not taken out.

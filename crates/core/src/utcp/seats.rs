@@ -6,7 +6,7 @@
 //! ```
 
 use super::pause_ns;
-use super::reasons::{reason_of, why_not};
+use super::reasons::{reason_of, why_back, why_not};
 use crate::channel::Channel;
 use crate::io::{self, Came, Departure, Moved, Went};
 use crate::lock::lock_end;
@@ -284,6 +284,7 @@ impl Owned {
             return self.again(slot, pause.max(AGAIN_NS));
         }
         let (device, channel) = (self.device, self.channel);
+        let mut taken_with = 0;
         let went = io::take_out_of_kernel(s, s.generation16(), device, |fd| {
             // (What the kernel has to send, and a ring, have room in the engine's buffer.)
             let mut queued: c_int = 0;
@@ -300,6 +301,11 @@ impl Owned {
                 debug_log!("fd {fd}: stays in the kernel: {why:?}");
                 why_not(why)
             })?;
+            if let Some(carried) = driver.engine.carried(number) {
+                let figures = carried.connection().figures();
+                let srtt_us = figures.srtt.unwrap_or(0) / 1000;
+                taken_with = figures.mss.min(0xffff) | srtt_us.min(u64::from(u32::MAX)) << 16;
+            }
             let out = channel.words(slot, channel.side);
             let inb = channel.words(slot, channel.side ^ 1);
             // SAFETY: words and rings of the slot's own, which live as long as this process; the
@@ -320,6 +326,7 @@ impl Owned {
                     seated.stage = Stage::Out;
                 }
                 stats::count(Counter::UtcpTakenOut);
+                s.trace(trace::Event::TakenOut, taken_with);
                 // (It was asked to come back meanwhile, perhaps.)
                 device.is_due(slot);
             }
@@ -349,8 +356,10 @@ impl Owned {
             let back = numbers::exclusively(|| driver.end(device, (slot, false), now));
             driver.serve(device, now);
             match back.map(|back| (back.result, back.left)) {
-                Some((Ok(back), left)) => {
-                    debug_log!("slot {slot}: the kernel has it again: {:?}", back.reason);
+                Some((Ok(given), left)) => {
+                    debug_log!("slot {slot}: the kernel has it again: {:?}", given.reason);
+                    let what = u64::from(why as u32) | (why_back(given.reason) as u64) << 16;
+                    s.trace(trace::Event::GivenBack, what);
                     Came::Back { left }
                 }
                 Some((Err(NotBack::NoWay(_)), _)) => Came::NoWay,
@@ -438,6 +447,7 @@ impl Owned {
         let device = self.device;
         let leave = &device.seat(slot).leave;
         leave.fetch_or(parting::GONE, SeqCst);
+        s.trace(trace::Event::BrokenOff, 0);
         wait::prod(s);
         io::wake_leavers(s);
         device.uncount(slot);
