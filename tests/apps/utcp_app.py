@@ -980,6 +980,11 @@ def losses(world):
 
     def watched(server, world):
         until(lambda: traced(server.pid, "taken-out"), "no taken-out")
+        rows = json.loads(subprocess.run([f"{LIB_DIR}/netacc", "ps", "--json"], capture_output=True, text=True,
+                                         timeout=30).stdout)
+        paths = [row["open"] for row in rows if row["pid"] == server.pid]
+        if [paths[0][of] for of in ("tcp", "utcp")] != [0, 1]:
+            raise ValueError(f"netacc ps: {paths}")
         loses(world, True)
         try:
             until(lambda: traced(server.pid, "rto"), "no rto")

@@ -339,9 +339,11 @@ fn sockets_text(process: &Process, view: &View<'_>) -> String {
         ">Tx-Tcp",
         ">Tx-Shm",
         ">Tx-Rdma",
+        ">Tx-Utcp",
         ">Rx-Tcp",
         ">Rx-Shm",
         ">Rx-Rdma",
+        ">Rx-Utcp",
         ">Tx-Msgs",
         ">Rx-Msgs",
         ">Ring-Used",
@@ -366,9 +368,11 @@ fn sockets_text(process: &Process, view: &View<'_>) -> String {
             bytes(&connection.tx_bytes, Path::Tcp),
             bytes(&connection.tx_bytes, Path::Shm),
             bytes(&connection.tx_bytes, Path::Rdma),
+            bytes(&connection.tx_bytes, Path::Utcp),
             bytes(&connection.rx_bytes, Path::Tcp),
             bytes(&connection.rx_bytes, Path::Shm),
             bytes(&connection.rx_bytes, Path::Rdma),
+            bytes(&connection.rx_bytes, Path::Utcp),
             connection.tx_messages.to_string(),
             connection.rx_messages.to_string(),
             ring_text(connection),
@@ -516,8 +520,8 @@ pub fn processes_json(found: &[Found]) -> Value {
 /// ([`terminal::columns`]); what is odd about one stands below it.
 pub fn processes_text(found: &[Found], columns: Option<usize>) -> String {
     let mut table = Table::new(&[
-        ">Pid", "Program", ">Uid", "Library", ">Uptime", ">Tcp", ">Shm", ">Rdma", ">Total",
-        ">Share",
+        ">Pid", "Program", ">Uid", "Library", ">Uptime", ">Tcp", ">Shm", ">Rdma", ">Utcp",
+        ">Total", ">Share",
     ]);
     let mut notes = String::new();
     for found in found {
@@ -529,7 +533,7 @@ pub fn processes_text(found: &[Found], columns: Option<usize>) -> String {
             }
         };
         let header = &process.header;
-        let [tcp, shm, rdma, _utcp] = Path::ALL
+        let [tcp, shm, rdma, utcp] = Path::ALL
             .map(|path| header.open_by_path.get(path as usize).copied().unwrap_or(0).to_string());
         table.row([
             process.pid.to_string(),
@@ -540,6 +544,7 @@ pub fn processes_text(found: &[Found], columns: Option<usize>) -> String {
             tcp,
             shm,
             rdma,
+            utcp,
             connections_total(process).to_string(),
             share(process).unwrap_or_else(|| String::from("-")),
         ]);

@@ -2,7 +2,9 @@
 
 mod support;
 
-use netacc_control::stats::{CONNS_OFFSET, Counter, Header, MAGIC, MEMFD_NAME, Reason, VERSION};
+use netacc_control::stats::{
+    CONNS_OFFSET, Counter, Header, MAGIC, MEMFD_NAME, Path, Reason, VERSION,
+};
 use rustix::fs::{MemfdFlags, memfd_create};
 use std::fs::{self, File};
 use std::io::{BufRead, BufReader, Read, Write};
@@ -23,6 +25,8 @@ fn segment() -> File {
     word(offset_of!(Header, version), both);
     word(offset_of!(Header, open_by_path) + 8, 7);
     word(offset_of!(Header, total_by_path) + 8, 9);
+    word(offset_of!(Header, open_by_path) + 24, 5);
+    word(offset_of!(Header, counters) + 8 * Counter::UtcpBytesTx as usize, 777);
     word(offset_of!(Header, reasons) + 8 * Reason::PeerRemote as usize, 3);
     word(offset_of!(Header, counters) + 8 * Counter::Accepted as usize, 9);
     word(offset_of!(Header, counters) + 8 * Counter::ShmBytesTx as usize, 4096);
@@ -44,6 +48,8 @@ fn value(text: &str, words: &[&str]) -> Option<f64> {
 
 fn is_complete(text: &str) {
     assert_eq!(value(text, &["netacc_connections{", "path=\"shm\""]), Some(7.0), "{text}");
+    assert_eq!(value(text, &["netacc_connections{", "path=\"utcp\""]), Some(5.0));
+    assert_eq!(value(text, &["netacc_sent_bytes_total{", "path=\"utcp\""]), Some(777.0));
     assert_eq!(value(text, &["netacc_connections_seen{"]), Some(9.0));
     assert_eq!(value(text, &["netacc_connections_by_reason{", "\"peer-remote\""]), Some(3.0));
     assert_eq!(value(text, &["netacc_accepted_total{"]), Some(9.0));
@@ -88,6 +94,22 @@ fn prometheus_takes_the_text_and_the_rules() {
     checked_by_promtool(&["check", "metrics"], &text);
     checked_by_promtool(&["check", "rules", "netacc.rules.yml"], "");
     checked_by_promtool(&["test", "rules", "netacc.rules.test.yml"], "");
+}
+
+#[test]
+fn the_page_has_each_path() {
+    let [js, html, css] = [
+        include_str!("../src/commands/metrics/page.js"),
+        include_str!("../src/commands/metrics/page.html"),
+        include_str!("../src/commands/metrics/page.css"),
+    ];
+    let all: Vec<_> = Path::ALL.iter().map(|path| format!("\"{}\"", path.name())).collect();
+    assert!(js.contains(&format!("PATHS = [{}]", all.join(", "))), "{all:?}");
+    let cells: Vec<_> = Path::ALL.iter().map(|path| format!("<th>{}</th>", path.name())).collect();
+    assert!(html.contains(&cells.concat()), "{cells:?}");
+    for path in Path::ALL {
+        assert!(css.contains(&format!(".{} {{ stroke:", path.name())), "{path:?}");
+    }
 }
 
 #[test]

@@ -180,10 +180,22 @@ fn tables_say_the_same() {
     assert!(sock.lines().all(|line| line.chars().count() <= 80), "{sock}");
     let sock = text(&["-s", "sock", &pid, "--wide"]);
     for row in [
-        "7 127.0.0.1:6379 127.0.0.2:40000 99 shm shm none 10 1000 0 20 2000 0 11 22 512 B/64.0 KiB 2 0 -",
-        "8 - - - rdma tcp rdma-lost 0 0 3000 0 0 4000 0 0 - 0 0 -",
+        "7 127.0.0.1:6379 127.0.0.2:40000 99 shm shm none 10 1000 0 0 20 2000 0 0 11 22 512 B/64.0 KiB 2 0 -",
+        "8 - - - rdma tcp rdma-lost 0 0 3000 0 0 0 4000 0 0 0 - 0 0 -",
     ] {
         assert!(words(&sock).contains(&row.to_owned()), "{sock}");
+    }
+    let first = CONNS_OFFSET + offset_of!(ConnRecord, tx_path);
+    segment.u32(first, 3);
+    segment.u64(CONNS_OFFSET + offset_of!(ConnRecord, tx_bytes) + 24, 55);
+    segment.u64(CONNS_OFFSET + offset_of!(ConnRecord, rx_bytes) + 24, 66);
+    let sock = text(&["-s", "sock", &pid, "--wide"]);
+    let utcp =
+        "7 127.0.0.1:6379 127.0.0.2:40000 99 utcp shm none 10 1000 0 55 20 2000 0 66 11 22 - 2 0 -";
+    assert!(words(&sock).contains(&utcp.to_owned()), "{sock}");
+    segment.u32(first, 1);
+    for at in [offset_of!(ConnRecord, tx_bytes), offset_of!(ConnRecord, rx_bytes)] {
+        segment.u64(CONNS_OFFSET + at + 24, 0);
     }
     assert!(text(&["-s", "cfg", &pid]).contains("NACC_LOG_PATH=\"/a b\" # file:2\n"));
     let qp = text(&["-s", "qp", &pid]);
@@ -391,6 +403,7 @@ fn without_a_process_it_shows_which_there_are() {
     let id = std::process::id();
     let segment = Segment::filled(id);
     segment.u64(offset_of!(Header, library), 0x1_0002_0003);
+    segment.u64(offset_of!(Header, open_by_path) + 24, 4);
     let netacc =
         |arguments: &[&str]| run(Command::new(env!("CARGO_BIN_EXE_netacc")).args(arguments));
     let table = ss(&[]);
@@ -398,7 +411,7 @@ fn without_a_process_it_shows_which_there_are() {
     let mut rows = table.out.lines().map(|row| row.split_whitespace().collect::<Vec<_>>());
     let row = rows.find(|row| row.first() == Some(&id.to_string().as_str())).unwrap();
     assert_eq!(row[3], "1.2.3");
-    assert_eq!(row[5..], ["1", "2", "1", "15", "73.3", "%"]);
+    assert_eq!(row[5..], ["1", "2", "1", "4", "15", "73.3", "%"]);
     let all: Value = serde_json::from_str(&netacc(&["ps", "--json"]).out).unwrap();
     let ours = all.as_array().unwrap().iter().find(|row| row["pid"] == json!(id)).unwrap();
     assert_eq!(ours["uid"], json!(rustix::process::getuid().as_raw()));
@@ -406,7 +419,7 @@ fn without_a_process_it_shows_which_there_are() {
     assert_eq!(ours["protocol_version"], json!(null), "an older library");
     assert_eq!(ours["library_replaced"], json!(false));
     assert_eq!(ours["connections_total"], json!(15));
-    assert_eq!(ours["open"], json!({"tcp": 1, "shm": 2, "rdma": 1, "utcp": 0}));
+    assert_eq!(ours["open"], json!({"tcp": 1, "shm": 2, "rdma": 1, "utcp": 4}));
     assert!(ours["uptime_s"].as_u64().unwrap() < 3600);
 
     // One that can't be read is no reason to hide it.

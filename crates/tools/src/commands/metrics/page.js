@@ -1,6 +1,6 @@
 "use strict";
 // What a process says is shown as text, never as markup.
-const PATHS = ["tcp", "shm", "rdma"], KEPT = 120, PAUSE = 1000;
+const PATHS = ["tcp", "shm", "rdma", "utcp"], KEPT = 120, PAUSE = 1000;
 const history = { bytes: [], open: [] };
 let before = null;
 

@@ -35,19 +35,20 @@ const fn column(heading: &'static str, width: u16, rank: u8) -> Column {
     Column { heading, width, rank }
 }
 
-pub(super) const PROCESSES: [Column; 12] = [
+pub(super) const PROCESSES: [Column; 13] = [
     column(">Pid", 7, 0),
     column("Program", 15, 0),
-    column(">Uid", 6, 7),
-    column("Library", 8, 8),
-    column(">Uptime", 7, 6),
-    column(">Tcp", 6, 2),
-    column(">Shm", 6, 0),
-    column(">Rdma", 6, 3),
+    column(">Uid", 6, 8),
+    column("Library", 8, 9),
+    column(">Uptime", 7, 7),
+    column(">Tcp", 5, 2),
+    column(">Shm", 5, 0),
+    column(">Rdma", 5, 3),
+    column(">Utcp", 5, 4),
     column(">Share", 7, 1),
-    column(">Sent/s", 11, 4),
-    column(">Received/s", 11, 5),
-    column("Container", 13, 9),
+    column(">Sent/s", 11, 5),
+    column(">Received/s", 11, 6),
+    column("Container", 13, 10),
 ];
 
 pub(super) const CONNECTIONS: [Column; 8] = [
@@ -350,6 +351,7 @@ fn process_cells(process: &Process, [sent, received]: [String; 2]) -> Vec<String
         open(Path::Tcp),
         open(Path::Shm),
         open(Path::Rdma),
+        open(Path::Utcp),
         or_dash(share(process)),
         sent,
         received,

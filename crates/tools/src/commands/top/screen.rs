@@ -135,7 +135,7 @@ mod tests {
             protocol: Some(11),
             conn_capacity: 8,
             conn_high_water: 8,
-            open_by_path: [1, connections.len() as u64, 0, 0],
+            open_by_path: [1, connections.len() as u64, 0, 345],
             total_by_path: [1, 9, 0, 0],
             reasons: [0; REASON_SLOTS],
             counters: [0; COUNTER_SLOTS],
@@ -195,6 +195,10 @@ mod tests {
             assert!(narrow.contains(word), "{word}: {narrow}");
         }
         assert!(!narrow.contains("Library"), "{narrow}");
+        let usual = picture(&mut app, 80, 8).join("\n");
+        for word in ["Shm", "Rdma", "Utcp", "345", "Share", "Sent/s", "Received/s"] {
+            assert!(usual.contains(word), "{word}: {usual}");
+        }
         let wide = picture(&mut app, 200, 8).join("\n");
         for word in ["3 of other users", "0.1.0*", "1h1m", "90.0 %", "2.0 MiB", "Container"] {
             assert!(wide.contains(word), "{word}: {wide}");
