@@ -32,6 +32,7 @@ TREE = Path(__file__).resolve().parents[2]
 PLAIN = {name: value for name, value in os.environ.items() if not name.startswith(("NACC_", "LD_PRELOAD"))}
 PATIENCE = 60
 IO_URING_SETUP = 425
+POURED = 4 << 20
 # Those that one path alone heeds are tested there; that the other one works with them all the same
 # is tested by `works`. These have tests of their own, in which they stand by their names.
 ELSEWHERE = {
@@ -89,7 +90,8 @@ def turn(connection, size=100):
 
 
 def obey(address, port):
-    """open N; marked (one with a mark); turns N (on all); last (a byte on the last one); close;
+    """open N; marked (one with a mark); turns N (on all); last (a byte on the last one); pour (more
+    than has room, on the last one, by a thread) and drink (that comes back); close;
     once (a connection that lives for a moment: its port here); ring (an io_uring: how it went)."""
     place, connections = (address, int(port)), []
     for line in sys.stdin:
@@ -112,6 +114,12 @@ def obey(address, port):
                         turn(connection)
             case ["last"]:
                 connections[-1].sendall(b"x")
+            case ["pour"]:
+                threading.Thread(target=connections[-1].sendall, args=(bytes(POURED),), daemon=True).start()
+            case ["drink"]:
+                rest = POURED
+                while rest:
+                    rest -= len(connections[-1].recv(65536)) or sys.exit("the server has ended")
             case ["close"]:
                 while connections:
                     connections.pop().close()
@@ -504,15 +512,44 @@ def NACC_IO_URING(path, pair):
                 same(f"accelerated with {how}", 1, both.on())
 
 
+def trace_of(both):
+    said = subprocess.run([BIN / "netacc", "trace", "show", "-p", str(both.client.pid)], env=PLAIN, capture_output=True, text=True)
+    return said.stdout
+
+
 @test
 def NACC_TRACE(path, pair):
     def traced(both):
-        said = subprocess.run([BIN / "netacc", "trace", "show", "-p", str(both.client.pid)], env=PLAIN, capture_output=True, text=True)
-        return " promoted " in said.stdout
+        return " promoted " in trace_of(both)
     for on in (True, False):
         with pair(options={"NACC_TRACE": str(int(on))}) as both:
             both.accelerate(1)
             both.until(lambda: traced(both), "it is traced") if on else same("traced", False, traced(both))
+
+
+@test
+def NACC_TRACE_SLOW_MS(path, pair):
+    """A send that finds no room for longer is told, and its trace stays; 0: none is."""
+    for bound in (100, 0):
+        with pair(options={"NACC_TRACE_SLOW_MS": str(bound)}) as both:
+            both.accelerate(1)
+            both.server.send_signal(signal.SIGSTOP)
+            try:
+                both.tell("pour")
+                both.until(lambda: " full " in trace_of(both), "a send finds no room")
+                time.sleep(0.5)
+            finally:
+                both.server.send_signal(signal.SIGCONT)
+            both.tell("drink")
+            if bound:
+                both.until(lambda: " slow send ms " in trace_of(both), "the wait is told")
+            same(f"told with {bound}", bool(bound), " slow " in trace_of(both))
+            both.client.stdin.close()
+            both.client.wait(PATIENCE)
+            left = glob.glob(f"/dev/shm/netacc-trace.*.{both.client.pid}")
+            for file in left:
+                os.unlink(file)
+            same(f"traces that stay with {bound}", int(bool(bound)), len(left))
 
 
 # ----------------------------------------------------------------

@@ -92,6 +92,8 @@ pub struct Config {
     pub io_uring: IoUring,
     /// `NACC_TRACE`: what becomes of connections is recorded.
     pub trace: bool,
+    /// `NACC_TRACE_SLOW_MS`: from here on a wait is too long; 0: none is.
+    pub trace_slow_ms: u32,
     /// `NACC_PATHS`: a connection takes the first of them that both of its ends can use.
     pub paths: Paths,
     /// Which connections are accelerated, and over which paths: the first that holds counts.
@@ -227,6 +229,7 @@ impl Default for Config {
             keeper_s: 600,
             io_uring: IoUring::default(),
             trace: true,
+            trace_slow_ms: 5000,
             paths: Paths::default(),
             rules: Vec::new(),
         }
@@ -297,6 +300,7 @@ impl Config {
             Key::Paths => self.paths.to_string(),
             Key::IoUring => (self.io_uring as u8).to_string(),
             Key::Trace => u8::from(self.trace).to_string(),
+            Key::TraceSlowMs => self.trace_slow_ms.to_string(),
         }
     }
 
@@ -403,6 +407,7 @@ impl Config {
                 }
             }
             Key::Trace => self.trace = number(&value) != 0,
+            Key::TraceSlowMs => self.trace_slow_ms = number(&value),
             Key::IoUring => {
                 self.io_uring = match number(&value) {
                     0 => IoUring::Refuse,

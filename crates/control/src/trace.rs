@@ -13,7 +13,7 @@ mod read;
 mod table;
 
 pub use read::{Head, ReadError, RingText, State};
-pub use table::{Back, Event, Field, Meaning, Table, write_table};
+pub use table::{Back, Event, Field, Meaning, Slow, Table, write_table};
 
 use crate::stats::{LIBRARY, PATH_SLOTS, store_ip};
 use core::mem::size_of;
@@ -135,8 +135,16 @@ pub struct Ring {
     pub looked_at_ms: AtomicU32,
     /// Of the messages that were sent, and of those received, as many as are recorded.
     pub messages: [AtomicU64; 2],
+    /// Since when a send waits for room; 0: none does.
+    pub send_waits: AtomicU64,
+    /// Since when an agreement is sought; 0: none is.
+    pub noted: AtomicU64,
+    /// How often the connection had been used then.
+    pub noted_calls: AtomicU32,
+    /// Not 0: the trace is kept for longer than others.
+    pub worth: AtomicU32,
     /// Zero.
-    pub reserved: [AtomicU32; 22],
+    pub reserved: [AtomicU32; 16],
     /// [`word`] and what belongs to it.
     pub events: [[AtomicU64; 2]; EVENTS],
 }
@@ -225,6 +233,8 @@ impl Ring {
         self.last.store(0, Relaxed);
         self.looked_at_ms.store(0, Relaxed);
         self.messages.iter().for_each(|word| word.store(0, Relaxed));
+        [&self.send_waits, &self.noted].iter().for_each(|word| word.store(0, Relaxed));
+        [&self.noted_calls, &self.worth].iter().for_each(|word| word.store(0, Relaxed));
         for words in [&self.local_addr, &self.peer_addr] {
             words.iter().for_each(|word| word.store(0, Relaxed));
         }

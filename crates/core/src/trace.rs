@@ -11,10 +11,11 @@
 use crate::{config, sys};
 use core::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, AtomicU64, Ordering::*};
 use netacc_control::stats::{ConnRecord, Path};
-pub(crate) use netacc_control::trace::Event;
+pub(crate) use netacc_control::trace::{Event, Slow};
 use netacc_control::trace::{Header, RINGS, Ring, State};
 
 mod file;
+pub(crate) mod slow;
 
 static HEADER: AtomicPtr<Header> = AtomicPtr::new(core::ptr::null_mut());
 /// It was tried to make the file.
@@ -242,6 +243,9 @@ pub(crate) fn record(ring: &Ring, moved: Option<&ConnRecord>, event: Event, what
         record_moved(ring, moved, now);
     }
     ring.record(event, now, what);
+    if let Some((which, ns)) = slow::look(ring, moved, (event, what), now) {
+        record(ring, None, Event::Slow, slow::what(which, ns));
+    }
 }
 
 /// Records what has moved, without an event, if that was not done in the same few milliseconds.
@@ -288,11 +292,14 @@ fn told(count: &AtomicU64, said: &AtomicU64, most: u64) -> u64 {
     }
 }
 
-/// The connection is over; `badly`: its ring is kept for longer than others.
+/// The connection is over; `badly`: its ring is kept for longer than others. So is that of one that
+/// has been in trouble; but these leave room for those that end badly.
 pub(crate) fn close(ring: &Ring, badly: bool) {
+    let worth = badly || ring.worth.load(Relaxed) != 0;
+    let most = if badly { KEPT_MAX } else { KEPT_MAX / 2 };
     let keep =
-        badly && KEPT.fetch_update(Relaxed, Relaxed, |n| (n < KEPT_MAX).then_some(n + 1)).is_ok();
-    if let Some(h) = header().filter(|_| badly) {
+        worth && KEPT.fetch_update(Relaxed, Relaxed, |n| (n < most).then_some(n + 1)).is_ok();
+    if let Some(h) = header().filter(|_| worth) {
         h.troubles.fetch_add(1, Relaxed);
     }
     ring.state.store(if keep { State::Kept } else { State::Closed } as u32, Release);
@@ -323,14 +330,15 @@ pub(crate) fn set_bell(told: &'static fn(*mut ())) {
     BELL.store(core::ptr::from_ref(told).cast_mut(), Release);
 }
 
-/// The process ends in order: its trace goes, unless a connection went badly.
+/// The process ends in order: its trace goes, unless a connection went badly or was in trouble.
 pub(crate) fn at_exit() {
     // (A child that nobody saw being made has its parent's.)
     let Some(h) = header().filter(|_| file::is_ours()) else { return };
     process(Event::Exit, 0);
     h.ended.store(1, Relaxed);
     // (Others take away what is left, where it is too much.)
-    if KEPT.load(Relaxed) == 0 && !FORBIDDEN.load(Relaxed) {
+    let is_worth = KEPT.load(Relaxed) != 0 || slow::ANY.load(Relaxed);
+    if !is_worth && !FORBIDDEN.load(Relaxed) {
         file::remove();
     }
 }
@@ -358,6 +366,7 @@ pub(crate) fn after_fork_in_child() {
         word.store(0, Relaxed);
     }
     WANTED.store(false, Relaxed);
+    slow::ANY.store(false, Relaxed);
 }
 
 #[cfg(test)]

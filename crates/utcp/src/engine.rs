@@ -211,7 +211,8 @@ impl<P: Steered> Engine<P> {
     }
 
     /// A connection that packets have come for since it was last named here: there may be bytes to
-    /// read, or room to write. Or a timer has found something lost, or in doubt. (One that was just taken over may have bytes without that.)
+    /// read, or room to write. Or a timer has found something lost, or in doubt. (One that was just
+    /// taken over may have bytes without that.)
     pub fn next_news(&mut self) -> Option<u32> {
         let index = self.news.pop()?;
         if let Some(carried) = self.carried(index) {

@@ -278,6 +278,9 @@ settings! {
     IoUring "NACC_IO_URING" = "1", number(0, 2), Some(Cli::Word("io-uring")), EVERYWHERE, RESTART,
         "what becomes of a program's io_uring",
         "What becomes of an io_uring that a program makes through libc's syscall, as libuv (Node) does for its epoll sets, or by liburing, where that is a shared library. 1 follows it: changes of epoll sets are carried out by the library, and a connection that the ring itself reads, writes or polls goes back to TCP, alone; a ring that cannot be followed (SQPOLL, registered files; not liburing's) takes all connections of the process back to TCP. 0 refuses it: the program finds a kernel without io_uring, and most then do without. 2 takes all connections of the process back to TCP. Rings made by a liburing that is linked in are not seen.";
+    TraceSlowMs "NACC_TRACE_SLOW_MS" = "5000", number(0, 86_400_000), None, EVERYWHERE, NOW,
+        "how long a wait is too long, in ms",
+        "Milliseconds from which on a wait is too long: netacc trace shows it, and the trace of such a connection stays when the process ends in order. What counts are waits of a send for room, of an agreement while the connection is used, and for the arrival of what was sent over RDMA; never those for the next request, or for an answer. 0: none is too long.";
     Trace "NACC_TRACE" = "1", Kind::Flag, None, EVERYWHERE, NOW,
         "record what becomes of connections",
         "1 records what becomes of each connection that lives for more than one request and its reply, for netacc trace, also for when the process was killed: in a file netacc-trace.* in /dev/shm, of 2 KiB for each connection and at most 35 MiB. A process that filters its system calls is recorded only where the environment, or netacc cfg, sets this. 0 records nothing.";

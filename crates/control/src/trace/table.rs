@@ -69,6 +69,7 @@ events! {
     Rto "rto" "times:16 in_a_row:16 rto_ms:32" "The retransmission timeout has passed (utcp): so often since the event before that says so, and so often in a row.";
     Probed "probed" "times:16 window:48" "The peer was asked for an answer (utcp): its window is closed, or nothing comes.";
     GivenBack "given-back" "reason:16:reason why:8:back" "The kernel has it again (utcp).";
+    Slow "slow" "wait:8:slow ms:32" "A wait was too long: of a send for room, of an agreement while the connection was used, of what was sent over RDMA for its arrival.";
     BrokenOff "broken-off" "" "The library broke it off: bytes would be missing.";
     Corrupt "corrupt" "" "The peer broke the rules: it was reset.";
     Closed "closed" "" "The process closed it.";
@@ -81,17 +82,18 @@ const SIDES: &[&str] = &["receive", "send"];
 const WOKE: &[&str] = &["news", "timeout", "signal"];
 const HOW: &[&str] = &["read", "write", "both"];
 
-macro_rules! back {
-    ($($variant:ident $name:literal $doc:literal;)*) => {
-        /// What made the kernel go on with a connection that was out of it.
+macro_rules! words {
+    ($all:ident $what:ident $says:literal $($variant:ident $name:literal $doc:literal;)*) => {
+        #[doc = $says]
         #[derive(Debug, Clone, Copy, PartialEq, Eq)]
         #[repr(u8)]
-        pub enum Back { $(#[doc = $doc] $variant),* }
-        const BACK: &[&str] = &[$($name),*];
+        pub enum $what { $(#[doc = $doc] $variant),* }
+        const $all: &[&str] = &[$($name),*];
     };
 }
 
-back! {
+words! {
+    BACK Back "What made the kernel go on with a connection that was out of it."
     Asked "asked" "This process wants it there.";
     Fin "fin" "The peer sends no more.";
     Reset "reset" "A reset came.";
@@ -104,6 +106,13 @@ back! {
     Device "device" "The device did not take its packets.";
     Rerouted "rerouted" "Its packets go another way, or in shorter pieces.";
     NotKept "not-kept" "The keeper is gone.";
+}
+
+words! {
+    SLOW Slow "Which wait was too long."
+    Send "send" "A send found no room.";
+    Agreement "agreement" "An agreement was sought, while the connection was used.";
+    Rdma "rdma" "Nothing arrived on a queue pair.";
 }
 
 /// Says the table, piece by piece.
@@ -128,6 +137,7 @@ pub fn write_table(say: &mut dyn FnMut(&str)) {
     words("woke", &mut WOKE.iter().copied());
     words("how", &mut HOW.iter().copied());
     words("back", &mut BACK.iter().copied());
+    words("slow", &mut SLOW.iter().copied());
 }
 
 /// A field of an event.

@@ -28,7 +28,11 @@ fn empty_ring() -> Ring {
         last: word(),
         looked_at_ms: AtomicU32::new(0),
         messages: [const { AtomicU64::new(0) }; 2],
-        reserved: [const { AtomicU32::new(0) }; 22],
+        send_waits: long(),
+        noted: long(),
+        noted_calls: word(),
+        worth: word(),
+        reserved: [const { AtomicU32::new(0) }; 16],
         events: [const { [AtomicU64::new(0), AtomicU64::new(0)] }; EVENTS],
     }
 }
@@ -120,6 +124,8 @@ impl File {
         word(&mut bytes, &r.last);
         word(&mut bytes, &r.looked_at_ms);
         r.messages.iter().for_each(|w| long(&mut bytes, w));
+        [&r.send_waits, &r.noted].iter().for_each(|w| long(&mut bytes, w));
+        [&r.noted_calls, &r.worth].iter().for_each(|w| word(&mut bytes, w));
         r.reserved.iter().for_each(|w| word(&mut bytes, w));
         r.events.iter().flatten().for_each(|w| long(&mut bytes, w));
         assert_eq!(bytes.len(), RING_BYTES);

@@ -6,7 +6,8 @@ use super::link::Fault;
 use super::pair::{Pair, PairState};
 use super::progress::Verdict;
 use crate::log::warn_of_peer;
-use crate::{rdma_thread, stats, sys};
+use crate::socket::{Socket, State};
+use crate::{rdma_thread, stats, sys, trace};
 use netacc_control::stats::{Counter, Reason};
 use netacc_proto::rendezvous::Message;
 
@@ -128,6 +129,17 @@ impl Remote {
         }
     }
 
+    /// What is on a pair that stands still is traced.
+    fn trace_stall(&self, i: usize, number: u32, stall_ns: u64) {
+        let Some(l) = self.link(i).filter(|_| trace::slow::bound_ns().is_some()) else { return };
+        let Some((channel, pair)) = l.channel.zip(l.pair(number)) else { return };
+        for slot in pair.places.slots() {
+            if let Some(s) = Socket::on(channel, slot).filter(|s| s.is(State::Attached)) {
+                s.trace(trace::Event::Slow, trace::slow::what(trace::Slow::Rdma, stall_ns));
+            }
+        }
+    }
+
     /// Nothing arrives on a pair; nor, so it seems, on some others of the link. (A busy peer's
     /// answers of these may come much later.)
     fn lose_stalled(&mut self, i: usize, number: u32, stall_ns: u64) {
@@ -135,6 +147,7 @@ impl Remote {
         let mut next = Some(number);
         while let Some(number) = next {
             stats::count(Counter::RdmaPairsStalled);
+            self.trace_stall(i, number, stall_ns);
             self.lose_pair(i, number, Reason::RdmaLost, true);
             let stands =
                 |p: &&Pair| p.state == PairState::Ready && p.progress.stands_as_well(now, stall_ns);

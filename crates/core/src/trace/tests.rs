@@ -306,3 +306,79 @@ fn what_is_turned_off_records_nothing() {
     let config = netacc_control::Config { trace: false, ..crate::config::get().clone() };
     crate::config::with(config, || assert!(open(7, Event::Accepted, 1) == 0));
 }
+
+/// In this thread waits of so many milliseconds are too long.
+fn slow_from(ms: u32) {
+    on();
+    let config = crate::config::get().clone();
+    crate::config::from_here_on(netacc_control::Config { trace_slow_ms: ms, ..config });
+}
+
+#[test]
+fn a_send_that_waits_for_room_for_too_long_is_told_and_no_other_wait() {
+    let ring = opened();
+    slow_from(2);
+    let (receive, send) = (0, 1);
+    let waits = |side: u64| {
+        record(ring, None, Event::Sleep, side);
+        sys::pause_ns(4_000_000);
+        record(ring, None, Event::Wake, side);
+        of(ring, Event::Slow)
+    };
+    assert_eq!((waits(receive), ring.worth.load(Relaxed)), (0, 0), "it waits for a request");
+    assert_eq!((waits(send), ring.worth.load(Relaxed)), (1, 1));
+    let [_, what] =
+        ring.events.iter().find(|[a, _]| a.load(Relaxed) & 63 == Event::Slow as u64).unwrap();
+    assert_eq!(what.load(Relaxed) & 0xff, Slow::Send as u64);
+    assert!(what.load(Relaxed) >> 8 >= 2);
+    slow_from(0);
+    assert_eq!(waits(send), 1, "nothing is too long");
+    slow_from(60_000);
+    assert_eq!(waits(send), 1);
+    close(ring, false);
+    assert_eq!(ring.state.load(Relaxed), State::Kept as u32);
+}
+
+#[test]
+fn an_agreement_is_slow_where_the_connection_is_used_meanwhile() {
+    slow_from(2);
+    for (calls, is_slow) in [(5, 0), (150, 1)] {
+        let ring = opened();
+        slow_from(2);
+        // SAFETY: all zero is a valid record.
+        let moved: ConnRecord = unsafe { core::mem::zeroed() };
+        moved.add_tx(Path::Tcp, 7);
+        record(ring, Some(&moved), Event::Noted, 0);
+        (0..calls).for_each(|_| moved.add_rx(Path::Tcp, 1));
+        sys::pause_ns(4_000_000);
+        record(ring, Some(&moved), Event::Offered, 0);
+        assert_eq!(of(ring, Event::Slow), is_slow, "{calls} calls");
+        record(ring, Some(&moved), Event::Offered, 0);
+        assert_eq!(of(ring, Event::Slow), is_slow, "it was told");
+        close(ring, false);
+    }
+}
+
+#[test]
+fn a_burst_of_trouble_is_kept_and_leaves_room_for_those_that_end_badly() {
+    on();
+    assert!(alone_in_child(|| {
+        after_fork_in_child();
+        let closed = |rto: bool, badly: bool| {
+            let ring = some(opens(Event::Accepted)).unwrap();
+            if rto {
+                record(ring, None, Event::Rto, 1 | 1 << 16);
+            }
+            close(ring, badly);
+            ring.state.load(Relaxed) == State::Kept as u32
+        };
+        let kept = |n: u32, rto: bool, badly: bool| (0..n).filter(|_| closed(rto, badly)).count();
+        let half = KEPT_MAX as usize / 2;
+        // Each of a burst, but for what would leave no room for worse; then that.
+        let ok = !closed(false, false)
+            && kept(KEPT_MAX, true, false) == half
+            && kept(KEPT_MAX, false, true) == half;
+        file::remove();
+        ok && slow::ANY.load(Relaxed)
+    }));
+}

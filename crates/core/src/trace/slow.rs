@@ -1,0 +1,76 @@
+//! What makes a connection's trace worth being kept when it and its process end in order: a timeout
+//! of TCP in user space, a break, and waits that were too long (`NACC_TRACE_SLOW_MS`).
+//!
+//! Only waits count in which somebody has failed to do something: a send that found no room, as the
+//! peer does not read; an agreement of a connection that was used all the while; a queue pair on
+//! which nothing arrives. Who waits for the next request, or for its answer, is not slow: that may
+//! take as long as the program at the other end likes.
+
+use super::Event;
+use crate::config;
+use core::sync::atomic::{AtomicBool, Ordering::*};
+use netacc_control::stats::ConnRecord;
+use netacc_control::trace::{Ring, Slow};
+
+/// Of the sides of [`Event::Sleep`].
+const SEND: u64 = 1;
+/// An agreement is slow where the connection has been used so often meanwhile. (It takes calls of
+/// both ends; one that is hardly used has all the time that it likes.)
+const CALLS: u32 = 100;
+
+/// Some connection's trace is worth being kept.
+pub(super) static ANY: AtomicBool = AtomicBool::new(false);
+
+/// How long is too long; `None`: nothing is.
+pub(crate) fn bound_ns() -> Option<u64> {
+    let ms = config::get().trace_slow_ms;
+    (ms != 0).then(|| u64::from(ms) * 1_000_000)
+}
+
+/// An event was recorded. Says what it ends, if that took too long, and for how long.
+pub(super) fn look(
+    ring: &Ring,
+    moved: Option<&ConnRecord>,
+    (event, what): (Event, u64),
+    now: u64,
+) -> Option<(Slow, u64)> {
+    let since = match event {
+        Event::Rto | Event::Slow | Event::BrokenOff | Event::Corrupt => {
+            ring.worth.store(1, Relaxed);
+            ANY.store(true, Relaxed);
+            return None;
+        }
+        Event::Sleep if what & 0xff == SEND => {
+            let _ = ring.send_waits.compare_exchange(0, now, Relaxed, Relaxed);
+            return None;
+        }
+        Event::Noted => {
+            ring.noted.store(now, Relaxed);
+            ring.noted_calls.store(calls(moved), Relaxed);
+            return None;
+        }
+        Event::Wake if what & 0xff == SEND => (Slow::Send, ring.send_waits.swap(0, Relaxed)),
+        Event::Offered => {
+            let since = ring.noted.swap(0, Relaxed);
+            let used = calls(moved).wrapping_sub(ring.noted_calls.load(Relaxed)) >= CALLS;
+            (Slow::Agreement, if used { since } else { 0 })
+        }
+        _ => return None,
+    };
+    let (slow, since) = since;
+    let took = if since == 0 { 0 } else { now.saturating_sub(since) };
+    bound_ns().filter(|bound| took >= *bound).map(|_| (slow, took))
+}
+
+/// How often something was sent or received.
+fn calls(moved: Option<&ConnRecord>) -> u32 {
+    let sum = |r: &ConnRecord| {
+        r.tx_messages.load(Relaxed).wrapping_add(r.rx_messages.load(Relaxed)) as u32
+    };
+    moved.map_or(0, sum)
+}
+
+/// Which wait it was and how long, as [`Event::Slow`] says it.
+pub(crate) fn what(slow: Slow, ns: u64) -> u64 {
+    slow as u64 | (ns / 1_000_000).min(u64::from(u32::MAX)) << 8
+}
