@@ -532,7 +532,10 @@ def NACC_TRACE_SLOW_MS(path, pair):
     """A send that finds no room for longer is told, and its trace stays; 0: none is."""
     for bound in (100, 0):
         with pair(options={"NACC_TRACE_SLOW_MS": str(bound)}) as both:
-            both.accelerate(1)
+            both.accelerate(1).tell("pour")
+            both.tell("drink")
+            # (Over RDMA it has a whole ring from here on.)
+            both.until(lambda: both.on() == 1, "it is back", lambda: both.tell("turns 4"))
             both.server.send_signal(signal.SIGSTOP)
             try:
                 both.tell("pour")

@@ -81,6 +81,22 @@ print(*[t["state"] for t in json.load(sys.stdin) if t["pid"] == '"$SERVER"'])')"
   same $kind-gone "" "$(find /dev/shm -name "netacc-trace.*.$CLIENT")"
 done
 
+# Who becomes another program was not killed; who only tries to goes on.
+PORT=$(free_port)
+become_accel python3 "$APP" server "$PORT" & SERVER=$!; PIDS+=("$SERVER")
+wait_for 10 listens
+mkfifo "$TMP/go.$PORT"
+become_accel python3 "$APP" other "$PORT" <>"$TMP/go.$PORT" >"$TMP/other" 2>&1 & CLIENT=$!; PIDS+=("$CLIENT")
+wait_for 60 grep -q 'goes on' "$TMP/other" || fail other "$(cat "$TMP/other")"
+same other-goes-on live "$(ask 't["state"]' -p "$CLIENT")"
+file=$(find /dev/shm -name "netacc-trace.*.$CLIENT")
+echo >"$TMP/go.$PORT"
+of_file() { ask 't["state"]' --file "$file"; }
+if becomes exec of_file; then ok other-program; else fail other-program "$(of_file)"; fi
+check other-program-said grep -q 'it runs another program now$' <("${TRACE[@]}" show --file "$file")
+killed "$CLIENT"; killed "$SERVER"
+same other-program-is-gone exec "$(of_file)"
+
 # What is over after one request has cost nothing, and left nothing: there is no file.
 PORT=$(free_port)
 become_accel python3 "$APP" server "$PORT" & SERVER=$!; PIDS+=("$SERVER")

@@ -4,8 +4,8 @@ server PORT [--epoll]: echoes messages. client PORT CONNECTIONS: goes to and fro
 ever, in one thread each, and prints a dot line when each has gone so a hundred times. alone
 [NAME]: has a connection with itself, under that name and with all its memory locked, until it is
 traced, and is killed. confined: has one until then, forbids itself to take names of files away,
-and ends with status 7. sink PORT: receives, and sends nothing. stream PORT: sends for ever. short
-PORT COUNT: makes so many connections of one request each.
+and ends with status 7. sink PORT: receives, and sends nothing. stream PORT: sends for ever. other PORT: is a client until it is
+traced, and becomes another program. short PORT COUNT: makes so many connections of one request each.
 """
 
 import ctypes, glob, os, select, socket, struct, sys, threading, time
@@ -46,6 +46,22 @@ def talk(connection, ready):
             return
         if n == 100:
             ready.release()
+
+
+def become_another(port):
+    connection = socket.create_connection(("127.0.0.1", port))
+    end = time.monotonic() + 60
+    while not glob.glob(f"/dev/shm/netacc-trace.*.{os.getpid()}") and time.monotonic() < end:
+        connection.sendall(b"x" * 64)
+        connection.recv(64)
+        time.sleep(0.001)
+    # (One that is not there first: then it goes on, and is killed by nobody.)
+    try:
+        os.execv("/no/such/program", ["program"])
+    except OSError:
+        print("goes on", flush=True)
+    sys.stdin.readline()
+    os.execv("/bin/sleep", ["sleep", "60"])
 
 
 def call(port, count):
@@ -128,6 +144,8 @@ elif sys.argv[1] == "sink":
     sink(int(sys.argv[2]))
 elif sys.argv[1] == "stream":
     stream(int(sys.argv[2]))
+elif sys.argv[1] == "other":
+    become_another(int(sys.argv[2]))
 elif sys.argv[1] == "short":
     short(int(sys.argv[2]), int(sys.argv[3]))
 else:

@@ -50,6 +50,9 @@ pub const FILES_KEPT: usize = 16;
 /// How large they may be together.
 pub const BYTES_KEPT: u64 = 64 << 20;
 
+/// Of [`Header::ended`].
+pub const BECAME_ANOTHER: u32 = 2;
+
 const TABLE_AT: usize = 256;
 const TABLE_BYTES: usize = HEADER_BYTES - TABLE_AT;
 
@@ -83,7 +86,8 @@ pub struct Header {
     pub table_bytes: AtomicU32,
     /// Connections that got no ring.
     pub missed: AtomicU64,
-    /// 0: the process runs, or was killed; 1: it has ended in order.
+    /// 0: the process runs, or was killed; 1: it has ended in order; 2: it became another program,
+    /// if it is gone.
     pub ended: AtomicU32,
     /// Connections that went badly.
     pub troubles: AtomicU32,
@@ -143,8 +147,10 @@ pub struct Ring {
     pub noted_calls: AtomicU32,
     /// Not 0: the trace is kept for longer than others.
     pub worth: AtomicU32,
+    /// The lowest bits of how much had been sent when that wait began.
+    pub send_from: AtomicU32,
     /// Zero.
-    pub reserved: [AtomicU32; 16],
+    pub reserved: [AtomicU32; 15],
     /// [`word`] and what belongs to it.
     pub events: [[AtomicU64; 2]; EVENTS],
 }
@@ -234,7 +240,9 @@ impl Ring {
         self.looked_at_ms.store(0, Relaxed);
         self.messages.iter().for_each(|word| word.store(0, Relaxed));
         [&self.send_waits, &self.noted].iter().for_each(|word| word.store(0, Relaxed));
-        [&self.noted_calls, &self.worth].iter().for_each(|word| word.store(0, Relaxed));
+        for word in [&self.noted_calls, &self.worth, &self.send_from] {
+            word.store(0, Relaxed);
+        }
         for words in [&self.local_addr, &self.peer_addr] {
             words.iter().for_each(|word| word.store(0, Relaxed));
         }

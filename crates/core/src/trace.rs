@@ -11,8 +11,8 @@
 use crate::{config, sys};
 use core::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, AtomicU64, Ordering::*};
 use netacc_control::stats::{ConnRecord, Path};
+use netacc_control::trace::{BECAME_ANOTHER, Header, RINGS, Ring, State};
 pub(crate) use netacc_control::trace::{Event, Slow};
-use netacc_control::trace::{Header, RINGS, Ring, State};
 
 mod file;
 pub(crate) mod slow;
@@ -312,6 +312,21 @@ pub(crate) fn process(event: Event, what: u64) {
         && let Some(own) = ring(0)
     {
         own.record(event, sys::now_ns(), what);
+    }
+}
+
+/// The process is about to become another program.
+pub(crate) fn before_exec() {
+    if let Some(h) = header().filter(|_| file::is_ours()) {
+        process(Event::Exec, 0);
+        h.ended.store(BECAME_ANOTHER, Relaxed);
+    }
+}
+
+/// That has failed.
+pub(crate) fn exec_failed() {
+    if let Some(h) = header().filter(|_| file::is_ours()) {
+        h.ended.store(0, Relaxed);
     }
 }
 

@@ -150,14 +150,20 @@ impl Trace {
         rings
     }
 
-    /// `killed`, `exited` or `live`.
+    /// `killed`, `exited`, `exec` or `live`.
     pub fn state(&self) -> &'static str {
         match (self.is_live, self.head.is_ended) {
             (true, _) => "live",
+            (false, true) if self.head.is_another => "exec",
             (false, true) => "exited",
             (false, false) => "killed",
         }
     }
+}
+
+/// The same as a part of a sentence.
+pub(crate) fn said(state: &str) -> &str {
+    if state == "exec" { "it runs another program now" } else { state }
 }
 
 /// Which part of a file, the first one from there on, was ever written.

@@ -75,8 +75,10 @@ pub struct Head {
     pub rings: usize,
     /// Connections that got none.
     pub missed: u64,
-    /// The process has ended in order.
+    /// The process has ended in order, or has become another program.
     pub is_ended: bool,
+    /// It has become another program.
+    pub is_another: bool,
     /// Connections that went badly.
     pub troubles: u32,
     /// What the events mean.
@@ -179,6 +181,7 @@ impl Head {
             rings: size(at::RINGS)?.min(RINGS_MAX),
             missed: long(at::MISSED)?,
             is_ended: word(at::ENDED)? != 0,
+            is_another: word(at::ENDED)? == super::BECAME_ANOTHER,
             troubles: word(at::TROUBLES)?,
             table: Table::parse(&String::from_utf8_lossy(table)),
         })

@@ -32,7 +32,8 @@ fn empty_ring() -> Ring {
         noted: long(),
         noted_calls: word(),
         worth: word(),
-        reserved: [const { AtomicU32::new(0) }; 16],
+        send_from: word(),
+        reserved: [const { AtomicU32::new(0) }; 15],
         events: [const { [AtomicU64::new(0), AtomicU64::new(0)] }; EVENTS],
     }
 }
@@ -125,7 +126,7 @@ impl File {
         word(&mut bytes, &r.looked_at_ms);
         r.messages.iter().for_each(|w| long(&mut bytes, w));
         [&r.send_waits, &r.noted].iter().for_each(|w| long(&mut bytes, w));
-        [&r.noted_calls, &r.worth].iter().for_each(|w| word(&mut bytes, w));
+        [&r.noted_calls, &r.worth, &r.send_from].iter().for_each(|w| word(&mut bytes, w));
         r.reserved.iter().for_each(|w| word(&mut bytes, w));
         r.events.iter().flatten().for_each(|w| long(&mut bytes, w));
         assert_eq!(bytes.len(), RING_BYTES);

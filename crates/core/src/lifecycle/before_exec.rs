@@ -13,7 +13,7 @@ pub(crate) fn before_exec(heir: impl FnOnce() -> Option<Heir>) {
     let ends = !process::in_vfork_child();
     prepare(|| if ends { heir() } else { None });
     if ends {
-        trace::process(trace::Event::Exec, 0);
+        trace::before_exec();
         adoption::before_leaving(true);
         // The new program has no thread that goes on with them.
         let shared = begin_to_leave_hosts(false);
@@ -69,6 +69,7 @@ fn prepare(heir: impl FnOnce() -> Option<Heir>) {
 /// The exec has failed: what stood still for it goes on.
 pub(crate) fn exec_failed() {
     if process::started() && !process::in_vfork_child() {
+        trace::exec_failed();
         process::goes_on();
         keeper::goes_on();
         adoption::exec::failed();

@@ -41,7 +41,14 @@ pub(super) fn look(
             return None;
         }
         Event::Sleep if what & 0xff == SEND => {
-            let _ = ring.send_waits.compare_exchange(0, now, Relaxed, Relaxed);
+            // (A thread may be woken and find no room all the same: that is one wait. Where nobody
+            // counts what is sent, each is one.)
+            let sent = moved.map(sent);
+            let goes_on = sent.is_some_and(|sent| sent == ring.send_from.load(Relaxed));
+            if !goes_on || ring.send_waits.load(Relaxed) == 0 {
+                ring.send_from.store(sent.unwrap_or(0), Relaxed);
+                ring.send_waits.store(now, Relaxed);
+            }
             return None;
         }
         Event::Noted => {
@@ -49,7 +56,7 @@ pub(super) fn look(
             ring.noted_calls.store(calls(moved), Relaxed);
             return None;
         }
-        Event::Wake if what & 0xff == SEND => (Slow::Send, ring.send_waits.swap(0, Relaxed)),
+        Event::Wake if what & 0xff == SEND => (Slow::Send, ring.send_waits.load(Relaxed)),
         Event::Offered => {
             let since = ring.noted.swap(0, Relaxed);
             let used = calls(moved).wrapping_sub(ring.noted_calls.load(Relaxed)) >= CALLS;
@@ -59,7 +66,16 @@ pub(super) fn look(
     };
     let (slow, since) = since;
     let took = if since == 0 { 0 } else { now.saturating_sub(since) };
-    bound_ns().filter(|bound| took >= *bound).map(|_| (slow, took))
+    bound_ns().filter(|bound| took >= *bound)?;
+    if slow == Slow::Send {
+        ring.send_waits.store(0, Relaxed);
+    }
+    Some((slow, took))
+}
+
+/// The lowest bits of how much was sent.
+fn sent(r: &ConnRecord) -> u32 {
+    r.tx_bytes.iter().fold(0u64, |sum, bytes| sum.wrapping_add(bytes.load(Relaxed))) as u32
 }
 
 /// How often something was sent or received.

@@ -337,6 +337,29 @@ fn a_send_that_waits_for_room_for_too_long_is_told_and_no_other_wait() {
     assert_eq!(waits(send), 1);
     close(ring, false);
     assert_eq!(ring.state.load(Relaxed), State::Kept as u32);
+    // Woken again and again, and no room: one wait, until something was sent.
+    let ring = opened();
+    slow_from(10);
+    // SAFETY: all zero is a valid record.
+    let moved: ConnRecord = unsafe { core::mem::zeroed() };
+    let woken = || {
+        record(ring, Some(&moved), Event::Sleep, send);
+        sys::pause_ns(1_000_000);
+        record(ring, Some(&moved), Event::Wake, send);
+        of(ring, Event::Slow)
+    };
+    assert!((0..100).any(|_| woken() == 1));
+    slow_from(60_000);
+    moved.add_tx(Path::Shm, 1);
+    record(ring, Some(&moved), Event::Sleep, send);
+    let first = ring.send_waits.load(Relaxed);
+    record(ring, Some(&moved), Event::Sleep, send);
+    assert_eq!(ring.send_waits.load(Relaxed), first);
+    moved.add_tx(Path::Shm, 1);
+    sys::pause_ns(1_000);
+    record(ring, Some(&moved), Event::Sleep, send);
+    assert!(ring.send_waits.load(Relaxed) > first, "another wait");
+    close(ring, false);
 }
 
 #[test]

@@ -149,7 +149,7 @@ impl Story {
     pub(super) fn title(&self) -> String {
         let is_closed = |ring: &RingText| ring.state != State::Open as u32;
         let state = match &self.trace {
-            Some(trace) if !trace.is_live => trace.state(),
+            Some(trace) if !trace.is_live => trace::said(trace.state()),
             _ if !self.is_open || self.ring.as_ref().is_some_and(is_closed) => "closed",
             _ => "open",
         };

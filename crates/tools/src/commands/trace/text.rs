@@ -2,7 +2,7 @@
 
 use crate::show::{address, one_line, size};
 use crate::table::Table;
-use crate::trace::{Trace, Wanted};
+use crate::trace::{Trace, Wanted, said as state_said};
 use netacc_control::trace::{Meaning, RingText, State};
 use serde_json::{Map, Value, json};
 use std::fmt::Write as _;
@@ -200,7 +200,8 @@ pub(super) fn text(traces: &[Trace], wanted: &Wanted) -> String {
     let mut out = String::new();
     for trace in traces {
         let program = one_line(&trace.head.program);
-        let _ = writeln!(out, "{program} ({}) of uid {}, {}", trace.pid, trace.uid, trace.state());
+        let state = state_said(trace.state());
+        let _ = writeln!(out, "{program} ({}) of uid {}, {state}", trace.pid, trace.uid);
         for ring in trace.rings().iter().filter(|ring| wanted.has(ring)) {
             let events = events(trace, ring, wanted);
             if !events.is_empty() {
