@@ -124,7 +124,8 @@ utcp-no-privilege\t''
 utcp-no-support\t''
 utcp-no-route\t''
 utcp-unfit\t''
-utcp-given-back\t''"
+utcp-given-back\t''
+agreed\t''"
 complete -c netacc -n "__fish_netacc_using_subcommand ss" -l sort -d 'Order of the connections' -r -f -a "fd\t''
 peer\t''
 path\t''

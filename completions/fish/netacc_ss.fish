@@ -64,7 +64,8 @@ utcp-no-privilege\t''
 utcp-no-support\t''
 utcp-no-route\t''
 utcp-unfit\t''
-utcp-given-back\t''"
+utcp-given-back\t''
+agreed\t''"
 complete -c netacc_ss -l sort -d 'Order of the connections' -r -f -a "fd\t''
 peer\t''
 path\t''

@@ -16,7 +16,7 @@ import time
 
 LEVEL, INFO, LENGTH = 0x6E61, 1, 312
 # (`no-record`: where the process can have no memory for what netacc_ss shows.)
-UNDECIDED = ("not-started", "negotiating", "no-record")
+UNDECIDED = ("not-started", "negotiating", "agreed", "no-record")
 PR_SET_SECCOMP, PR_SET_NO_NEW_PRIVS, SECCOMP_MODE_FILTER = 22, 38, 2
 X86 = platform.machine() == "x86_64"
 NUMBERS = {"memfd_create": (319, 279), "eventfd2": (290, 19), "preadv2": (327, 286)}

@@ -31,7 +31,7 @@ static int decided(int fd)
     struct netacc_info info;
 
     return netacc_get_info(fd, &info) != 0 ||
-           (info.rx_path == info.tx_path && strcmp(info.reason_name, "negotiating") != 0 &&
+           (info.rx_path == info.tx_path && strcmp(info.reason_name, "negotiating") != 0 && strcmp(info.reason_name, "agreed") != 0 &&
             strcmp(info.reason_name, "not-started") != 0 && strcmp(info.reason_name, "no-record") != 0);
 }
 

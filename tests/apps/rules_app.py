@@ -13,7 +13,7 @@ import sys
 import time
 
 LEVEL, INFO, LENGTH = 0x6E61, 1, 312
-UNDECIDED = ("not-started", "negotiating")
+UNDECIDED = ("not-started", "negotiating", "agreed")
 
 
 def why(connection):

@@ -35,7 +35,7 @@ impl Connection {
     pub fn has_outgrown_its_rings(&self) -> bool {
         self.demotions > 0
             && self.tx_rdma_bytes > 0
-            && matches!(&self.reason[..], "negotiating" | "peer-asked-for-tcp" | "none")
+            && matches!(&self.reason[..], "negotiating" | "agreed" | "peer-asked-for-tcp" | "none")
     }
 
     /// What this end has sent on this path.

@@ -628,7 +628,7 @@ fn hand_over(s: &'static Socket, c: &'static Channel, offer: socket::Offer) {
     // it.
     unsafe { *s.offer.get() = offer };
     s.put_on(c, offer.slot as usize);
-    s.start(Reason::Negotiating);
+    s.start(Reason::Agreed);
     s.trace(trace::Event::Offered, u64::from(offer.slot) << 8 | c.path() as u64);
     s.offered.make_here();
 }

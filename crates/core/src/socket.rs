@@ -313,6 +313,7 @@ impl Socket {
             return false;
         }
         if self.is(State::Candidate) {
+            self.change_reason(&[Reason::Agreed], Reason::NotStarted);
             self.calls.store(0, Relaxed);
             self.lower(flag::NOTED);
             self.offered.begin();
@@ -429,13 +430,15 @@ impl Socket {
     }
     /// Says so of a connection of which nothing better is known.
     pub(crate) fn judge(&self, why: Reason) {
-        self.change_reason(&[Reason::NotStarted, Reason::Negotiating], why);
+        self.change_reason(&[Reason::NotStarted, Reason::Negotiating, Reason::Agreed], why);
     }
     /// The search for its peer begins, or comes to something.
     pub(crate) fn start(&self, why: Reason) {
         use Reason::*;
         let passing = [
             NotStarted,
+            Negotiating,
+            Agreed,
             WaitsUnseen,
             ListenerWithoutLibrary,
             PeerWithoutLibrary,

@@ -517,6 +517,8 @@ fn hear_bell() -> Option<u64> {
 fn refuse(s: &'static Socket, generation: u32, why: Reason) {
     let _tx = crate::lock::lock_end(&s.tx_lock);
     if s.generation.load(Acquire) == generation && s.path() == PathId::Utcp {
+        // (At once, and not with its next call: there may be none for long.)
+        s.set_reason(why);
         s.verdict.store(why as u32, Relaxed);
         let _ = s.offered.happens(offered::Event::Refused(PathId::Utcp));
     }
@@ -527,6 +529,25 @@ fn refuse(s: &'static Socket, generation: u32, why: Reason) {
 mod tests {
     use super::*;
     use crate::testing::alone_in_child;
+
+    #[test]
+    fn a_refusal_is_said_without_another_call() {
+        crate::testing::init();
+        let (local, peer) = ("127.0.0.1:1".parse().unwrap(), "127.0.0.1:2".parse().unwrap());
+        let tuple = Tuple::new(local, peer).unwrap();
+        let fd = sys::eventfd(0, libc::EFD_CLOEXEC) as c_int;
+        let s = crate::candidates::new_heir(fd, Reason::None, true, tuple, (0, 0)).unwrap();
+        s.set_paths(crate::path::PathList::EMPTY.and(PathId::Utcp));
+        s.start(Reason::Negotiating);
+        refuse(s, s.generation.load(Acquire), Reason::UtcpNoRoute);
+        let says = || s.record().map(|r| r.reason.load(Relaxed));
+        assert!(s.is(State::Candidate));
+        assert_eq!(says(), Some(Reason::UtcpNoRoute as u32));
+        // Of another life of that memory nothing is said.
+        refuse(s, s.generation.load(Acquire).wrapping_add(1), Reason::UtcpNoSupport);
+        assert_eq!(says(), Some(Reason::UtcpNoRoute as u32));
+        sys::close(fd);
+    }
 
     #[test]
     fn a_child_closes_what_the_engines_had_and_nothing_where_they_had_nothing() {

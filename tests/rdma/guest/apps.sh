@@ -245,7 +245,7 @@ limited_server() {
 # What a process's connections are on, as soon as none is still agreed on.
 named() {
   local begin=$SECONDS
-  while look paths "$1" | grep -qE 'negotiating|not-started|rdma/' && [ $((SECONDS - begin)) -lt 20 ]; do sleep 0.2; done
+  while look paths "$1" | grep -qE 'negotiating|agreed|not-started|rdma/' && [ $((SECONDS - begin)) -lt 20 ]; do sleep 0.2; done
   look paths "$1"
 }
 

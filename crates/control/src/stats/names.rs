@@ -117,7 +117,7 @@ macro_rules! reasons {
 reasons! {
     None "none" "The connection is accelerated.", "None needed.";
     Negotiating "negotiating" "The two sides have not finished agreeing on a path.",
-        "Wait a second: then it is accelerated by the next calls of both ends, or another reason says why not.";
+        "Wait a second: then both ends have agreed, or another reason says why not.";
     PeerRemote "peer-remote" "The peer is on another host, or in another network namespace of this one, and no path leads there.",
         "Shared memory serves connections within one host, RDMA those whose addresses belong to RDMA devices at both ends.";
     PeerWithoutLibrary "peer-without-library" "No process with the library has asked for this connection as its peer.",
@@ -222,6 +222,8 @@ reasons! {
         "None needed; the connection is correct, at TCP's speed. docs/manual/utcp.md says what can be taken out.";
     UtcpGivenBack "utcp-given-back" "The connection was out of the kernel and is back: one of its ends closes it, its packets go another way, the device does not take them, or its peer did something that only the kernel answers.",
         "None needed; the connection is correct, at TCP's speed.";
+    Agreed "agreed" "Both ends have agreed on a path; each direction takes it with the next bytes that its sender sends.",
+        "None needed: the connection is accelerated as soon as it is used again.";
 }
 
 /// Number of reasons.

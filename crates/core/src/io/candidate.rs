@@ -474,6 +474,26 @@ mod tests {
     use crate::path::tests::{A, C, candidate_within_the_host, close_both, talk};
     use std::time::Duration;
 
+    /// Both ends have agreed, and no call comes for long.
+    #[test]
+    fn a_connection_that_falls_silent_says_that_both_ends_have_agreed() {
+        let mut ends = candidate_within_the_host();
+        let agreed = |s: &Socket| {
+            (0..20).any(|_| {
+                std::thread::sleep(Duration::from_millis(1));
+                !s.offered.is_none()
+            })
+        };
+        while !agreed(ends[C].socket) {
+            assert!(ends[C].socket.is(State::Candidate));
+            talk(&mut ends, 64);
+        }
+        let s = ends[C].socket;
+        let why = s.record().and_then(|r| Reason::from_code(r.reason.load(Relaxed)));
+        assert_eq!((why, s.is(State::Candidate)), (Some(Reason::Agreed), true));
+        close_both(ends);
+    }
+
     /// What the kernel takes while a connection comes to its ring was sent before what the process
     /// then sends into others: their peer is to look at the kernel first.
     #[test]

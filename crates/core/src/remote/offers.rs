@@ -327,6 +327,7 @@ impl Remote {
                 // (Within a host its connector may have turned to shared memory.)
                 let what = (slot as u64) << 8 | netacc_control::stats::Path::Rdma as u64;
                 s.trace(trace::Event::Offered, what);
+                s.start(Reason::Agreed);
                 if !s.offered.happens(offered::Event::Made) {
                     c.socket = None;
                 }

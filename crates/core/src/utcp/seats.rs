@@ -207,6 +207,7 @@ impl Owned {
                 // offers of such a socket.
                 unsafe { *s.offer.get() = offer };
                 s.put_on(self.channel, slot);
+                s.start(Reason::Agreed);
                 s.trace(trace::Event::Offered, (slot as u64) << 8 | Path::Utcp as u64);
                 s.offered.happens(offered::Event::Made)
             }

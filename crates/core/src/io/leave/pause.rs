@@ -62,7 +62,7 @@ fn pause_sender(s: &'static Socket, g: u16) {
 }
 
 /// What a connection says that is to be accelerated, and is not yet.
-const WAITS: [Reason; 2] = [Reason::NotStarted, Reason::Negotiating];
+const WAITS: [Reason; 3] = [Reason::NotStarted, Reason::Negotiating, Reason::Agreed];
 
 /// Any other reason than `from` is as true as it was.
 fn change_reason(s: &Socket, from: &[Reason], to: Reason) {
@@ -104,7 +104,7 @@ pub(crate) fn resume(s: &'static Socket, g: u16) {
         && !rx.end.never
     {
         // (The peer's may be off as well.)
-        let to_come = if peer_wants { Reason::Negotiating } else { Reason::PeerAskedForTcp };
+        let to_come = if peer_wants { Reason::Agreed } else { Reason::PeerAskedForTcp };
         change_reason(s, &was_off, to_come);
         resume_receiver(s, &mut rx);
     }
