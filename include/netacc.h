@@ -1,10 +1,11 @@
-/* netacc.h: what becomes of this program's TCP connections under netacc.
+/* netacc.h: what becomes of this program's TCP connections under netacc, and for how long a
+ * thread's waits poll.
  *
  * A program that includes this links to nothing and needs nothing to be installed where it runs:
  * without the library in its process every answer is "no". netacc(3) is the manual.
  *
- * The question is a getsockopt(2) at a level that no kernel has. The library answers it; the
- * kernel, where there is no library, refuses it. Other languages can ask the same way.
+ * Both are socket options at a level that no kernel has. The library knows them; the kernel, where
+ * there is no library, refuses them. Other languages can use them the same way.
  *
  * SPDX-License-Identifier: Apache-2.0 OR MIT
  */
@@ -29,9 +30,13 @@
 extern "C" {
 #endif
 
-/* The level and the option of getsockopt(2). */
+/* The level and the options of getsockopt(2) and setsockopt(2). */
 #define NETACC_LEVEL 0x6e61
-#define NETACC_INFO 1
+#define NETACC_INFO 1        /* of a connection: struct netacc_info; is not set */
+#define NETACC_THREAD_POLL 2 /* of the calling thread, whatever the descriptor: int */
+
+/* A thread's waits poll for as long as is configured. */
+#define NETACC_POLL_AS_CONFIGURED (-1)
 
 /* Paths. */
 #define NETACC_TCP 0
@@ -101,6 +106,36 @@ NETACC_INLINE const char *netacc_path_name(uint32_t path)
     case NETACC_RDMA: return "rdma";
     default: return "unknown";
     }
+}
+
+/* From here on the calling thread's waits poll for so many microseconds at most before they sleep,
+ * within what the operator allows: 0: they sleep at once; NETACC_POLL_AS_CONFIGURED: as long as
+ * those of a thread that has said nothing. Returns 0; or -1 and sets errno: ENOSYS: no library is
+ * there to do it (waits are the kernel's then, which sleep at once); EINVAL: less than -1. */
+NETACC_INLINE int netacc_set_thread_poll(int microseconds)
+{
+    int before = errno;
+
+    if (setsockopt(-1, NETACC_LEVEL, NETACC_THREAD_POLL, &microseconds, sizeof microseconds) == 0) {
+        errno = before;
+        return 0;
+    }
+    if (errno == EBADF)
+        errno = ENOSYS;
+    return -1;
+}
+
+/* What the calling thread has set; NETACC_POLL_AS_CONFIGURED where that is nothing, as where there
+ * is no library. */
+NETACC_INLINE int netacc_thread_poll(void)
+{
+    int before = errno, microseconds = NETACC_POLL_AS_CONFIGURED;
+    socklen_t length = sizeof microseconds;
+
+    if (getsockopt(-1, NETACC_LEVEL, NETACC_THREAD_POLL, &microseconds, &length) != 0)
+        microseconds = NETACC_POLL_AS_CONFIGURED;
+    errno = before;
+    return microseconds;
 }
 
 #ifdef __cplusplus

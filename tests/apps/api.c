@@ -1,18 +1,24 @@
-/* A program that asks what becomes of its connections (include/netacc.h), for tests/apps/api.sh.
+/* A program that asks what becomes of its connections, and says for how long its threads poll
+ * (include/netacc.h), for tests/apps/api.sh.
  *
  *   api errors              what is no connection, and what is none of the library's
  *   api server              says its port, and echoes one connection to its end
  *   api client PORT [last]  goes to and fro until the library has decided; "last": by then it uses
  *                           an option that only TCP has, and goes on
+ *   api client PORT poll    the same, for one thread that polls, and then does not; API_COUNT is run
+ *                           before, between and behind
+ *   api poll                says for how long threads poll
  */
 #include <netacc.h>
 
 #include <arpa/inet.h>
 #include <fcntl.h>
 #include <netinet/in.h>
+#include <pthread.h>
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <sys/wait.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -50,7 +56,7 @@ static int bound(struct sockaddr_in *at)
 
 static int connected(struct sockaddr_in *to)
 {
-    int fd = socket(AF_INET, SOCK_STREAM, 0);
+    int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
 
     if (connect(fd, (struct sockaddr *)to, sizeof *to) != 0) {
         perror("connect");
@@ -111,13 +117,82 @@ static void decide(int fd)
     }
 }
 
-static void use(int fd, int stays_not)
+static void tell_poll(const char *what, int microseconds)
+{
+    int result;
+
+    errno = E2BIG;
+    result = netacc_set_thread_poll(microseconds);
+    printf("%s: %d%s%s, %d\n", what, result, result ? " " : "", result ? strerror(errno) : "", netacc_thread_poll());
+    if (result == 0 && errno != E2BIG)
+        printf("%s: errno is lost\n", what);
+}
+
+static void *other_thread(void *unused)
+{
+    printf("another thread: %d\n", netacc_thread_poll());
+    tell_poll("another thread, 9", 9);
+    return unused;
+}
+
+static void say_poll(void)
+{
+    pthread_t thread;
+    pid_t child;
+
+    printf("at first: %d\n", netacc_thread_poll());
+    tell_poll("none", 0);
+    tell_poll("50", 50);
+    tell_poll("-2", -2);
+    if (pthread_create(&thread, NULL, other_thread, NULL) == 0)
+        pthread_join(thread, NULL);
+    printf("this one: %d\n", netacc_thread_poll());
+    fflush(stdout);
+    child = fork();
+    if (child == 0) {
+        printf("a child: %d\n", netacc_thread_poll());
+        fflush(stdout);
+        _exit(0);
+    }
+    waitpid(child, NULL, 0);
+    tell_poll("as configured", NETACC_POLL_AS_CONFIGURED);
+}
+
+static void count(const char *when)
+{
+    printf("%s\n", when);
+    fflush(stdout);
+    if (system(getenv("API_COUNT")) != 0)
+        printf("API_COUNT has failed\n");
+}
+
+static void wait_often(int fd)
+{
+    int i;
+
+    for (i = 0; i < 200; i++)
+        to_and_fro(fd);
+}
+
+static void use(int fd, const char *how)
 {
     int on = 1, i;
 
     decide(fd);
     tell("client", fd);
-    if (!stays_not)
+    if (how != NULL && strcmp(how, "poll") == 0) {
+        count("begins");
+        wait_often(fd);
+        count("polls");
+        netacc_set_thread_poll(0);
+        wait_often(fd);
+        count("sleeps");
+        netacc_set_thread_poll(NETACC_POLL_AS_CONFIGURED);
+        wait_often(fd);
+        count("polls again");
+        return;
+    }
+    if (how == NULL)
         return;
     if (setsockopt(fd, SOL_SOCKET, SO_OOBINLINE, &on, sizeof on) != 0)
         perror("SO_OOBINLINE");
@@ -126,16 +201,18 @@ static void use(int fd, int stays_not)
     tell("client, later", fd);
 }
 
-int main(int count, char **words)
+int main(int argc, char **words)
 {
     struct sockaddr_in at;
     int fd, listener;
     char byte;
 
     setvbuf(stdout, NULL, _IOLBF, 0);
-    if (count == 2 && strcmp(words[1], "errors") == 0) {
+    if (argc == 2 && strcmp(words[1], "errors") == 0) {
         errors();
-    } else if (count == 2 && strcmp(words[1], "server") == 0) {
+    } else if (argc == 2 && strcmp(words[1], "poll") == 0) {
+        say_poll();
+    } else if (argc == 2 && strcmp(words[1], "server") == 0) {
         listener = bound(&at);
         printf("%d\n", ntohs(at.sin_port));
         fd = accept(listener, NULL, NULL);
@@ -145,13 +222,13 @@ int main(int count, char **words)
             if (write(fd, &byte, 1) != 1)
                 break;
         }
-    } else if (count >= 3 && strcmp(words[1], "client") == 0) {
+    } else if (argc >= 3 && strcmp(words[1], "client") == 0) {
         memset(&at, 0, sizeof at);
         at.sin_family = AF_INET;
         at.sin_addr.s_addr = inet_addr(getenv("API_ADDRESS") ? getenv("API_ADDRESS") : "127.0.0.1");
         at.sin_port = htons((uint16_t)atoi(words[2]));
         fd = connected(&at);
-        use(fd, count > 3);
+        use(fd, argc > 3 ? words[3] : NULL);
         if (write(fd, "?", 1) != 1 || read(fd, &byte, 1) != 1)
             perror("the server");
     }

@@ -1,13 +1,14 @@
-//! What a program is told that asks what becomes of a connection of its own (`include/netacc.h`).
+//! What a program is told that asks what becomes of a connection of its own, and how a thread says
+//! for how long its waits may poll (`include/netacc.h`).
 //!
-//! The question is a getsockopt at a level that no kernel has. So a program needs nothing of the
-//! library to ask, and is refused where there is none. Nothing here allocates, waits or takes a
-//! lock: a signal handler may ask.
+//! Both are socket options at a level that no kernel has. So a program needs nothing of the library
+//! to ask, and is refused where there is none. Nothing here allocates, waits or takes a lock: a
+//! signal handler may ask.
 
 use crate::fd_table::{self, Entry};
 use crate::outcome::{PASS, Ret};
 use crate::socket::{Socket, State};
-use crate::{sys, user};
+use crate::{signals, sys, user};
 use core::ffi::{c_int, c_void};
 use core::sync::atomic::Ordering::*;
 use libc::socklen_t;
@@ -17,6 +18,12 @@ use netacc_control::stats::{Path, Reason};
 pub(crate) const LEVEL: c_int = 0x6e61;
 /// `NETACC_INFO`.
 const INFO: c_int = 1;
+/// `NETACC_THREAD_POLL`: of the calling thread, whatever the descriptor.
+const THREAD_POLL: c_int = 2;
+/// A thread's waits poll for as long as is configured.
+const AS_CONFIGURED: c_int = -1;
+/// Most microseconds that it can ask for: as `NACC_POLL_MS`.
+const POLL_US_MAX: c_int = 60_000_000;
 /// `version` of [`Info`]: counts the fields that were added at its end.
 const VERSION: u32 = 1;
 /// An answer has all numbers at least.
@@ -97,8 +104,11 @@ pub(crate) unsafe fn getsockopt(
     value: *mut c_void,
     len: *mut socklen_t,
 ) -> Ret {
-    if level != LEVEL || name != INFO {
-        return PASS;
+    match (level, name) {
+        (LEVEL, INFO) => {}
+        // SAFETY: the caller's promise.
+        (LEVEL, THREAD_POLL) => return unsafe { tell_thread_poll(value.cast(), len) },
+        _ => return PASS,
     }
     if fd_table::raw(fd) == fd_table::encode(Entry::Internal) {
         return -(libc::EBADF as Ret);
@@ -123,6 +133,51 @@ pub(crate) unsafe fn getsockopt(
     let done = unsafe {
         user::write_all(value.cast::<u8>(), told) && user::write(len, told.len() as socklen_t)
     };
+    if done { 0 } else { -(libc::EFAULT as Ret) }
+}
+
+/// `setsockopt` is about to be called; [`PASS`]: it is none of the library's.
+///
+/// # Safety
+/// `value` is the caller's, as for setsockopt(2).
+pub(crate) unsafe fn setsockopt(
+    level: c_int,
+    name: c_int,
+    value: *const c_void,
+    len: socklen_t,
+) -> Ret {
+    if level != LEVEL || name != THREAD_POLL {
+        return PASS;
+    }
+    if (len as usize) < size_of::<c_int>() {
+        return -(libc::EINVAL as Ret);
+    }
+    // SAFETY: the caller's promise: a number is there, or nothing that can be read.
+    match unsafe { user::read(value.cast::<c_int>()) } {
+        None => return -(libc::EFAULT as Ret),
+        Some(AS_CONFIGURED) => signals::set_poll_us(None),
+        Some(us) => match u32::try_from(us.min(POLL_US_MAX)) {
+            Ok(us) => signals::set_poll_us(Some(us)),
+            Err(_) => return -(libc::EINVAL as Ret),
+        },
+    }
+    0
+}
+
+/// Writes for how long the calling thread's waits may poll.
+///
+/// # Safety
+/// As for getsockopt(2).
+unsafe fn tell_thread_poll(value: *mut c_int, len: *mut socklen_t) -> Ret {
+    let us = signals::poll_us().and_then(|us| c_int::try_from(us).ok()).unwrap_or(AS_CONFIGURED);
+    // SAFETY: the caller's promise: a length is there, or nothing that can be read.
+    let Some(room) = (unsafe { user::read(len) }) else { return -(libc::EFAULT as Ret) };
+    if usize::try_from(room as i32).unwrap_or(0) < size_of::<c_int>() {
+        return -(libc::EINVAL as Ret);
+    }
+    // SAFETY: the caller's promise: so many bytes are there, or none that can be written.
+    let done =
+        unsafe { user::write(value, us) && user::write(len, size_of::<c_int>() as socklen_t) };
     if done { 0 } else { -(libc::EFAULT as Ret) }
 }
 
@@ -231,6 +286,45 @@ mod tests {
     }
 
     #[test]
+    fn a_thread_says_for_how_long_it_polls_and_no_other_does() {
+        crate::testing::init();
+        fn say(us: c_int) -> Ret {
+            // SAFETY: a number of that size.
+            unsafe { setsockopt(LEVEL, THREAD_POLL, (&raw const us).cast(), 4) }
+        }
+        fn said() -> c_int {
+            let (mut us, mut len) = (77, 4);
+            // SAFETY: there is room.
+            let r = unsafe { getsockopt(-1, LEVEL, THREAD_POLL, (&raw mut us).cast(), &mut len) };
+            assert_eq!((r, len), (0, 4));
+            us
+        }
+        assert_eq!((said(), say(0), said()), (-1, 0, 0));
+        assert_eq!(std::thread::spawn(said).join().unwrap(), -1);
+        assert_eq!((say(50), said(), signals::poll_us()), (0, 50, Some(50)));
+        assert_eq!((say(-2), say(c_int::MIN), said()), (-22, -22, 50));
+        assert_eq!((say(c_int::MAX), said()), (0, POLL_US_MAX));
+        assert_eq!((say(-1), said(), signals::poll_us()), (0, -1, None));
+        // SAFETY: too short, which is refused before it is read; nothing that can be read; of
+        // another name.
+        unsafe {
+            let us = 5;
+            assert_eq!(setsockopt(LEVEL, THREAD_POLL, (&raw const us).cast(), 3), -22);
+            let nowhere = core::ptr::without_provenance(8);
+            assert_eq!(setsockopt(LEVEL, THREAD_POLL, nowhere, 4), -(libc::EFAULT as Ret));
+            assert_eq!(setsockopt(LEVEL, INFO, (&raw const us).cast(), 4), PASS);
+            assert_eq!(setsockopt(1, THREAD_POLL, (&raw const us).cast(), 4), PASS);
+        }
+        for (room, expected) in [(3, -22), (-1i32 as u32, -22), (4, 0), (512, 0)] {
+            let (mut value, mut len) = ([0xee; 512], room);
+            // SAFETY: there is room.
+            let r =
+                unsafe { getsockopt(-1, LEVEL, THREAD_POLL, value.as_mut_ptr().cast(), &mut len) };
+            assert_eq!((r, value[4]), (expected, 0xee), "{room}");
+        }
+    }
+
+    #[test]
     fn what_is_asked_is_answered_and_nothing_else() {
         crate::testing::init();
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
@@ -265,7 +359,7 @@ mod tests {
             assert_eq!(getsockopt(fd, LEVEL, INFO, nowhere, &mut len), -(libc::EFAULT as Ret));
             let value = (&raw mut len).cast();
             assert_eq!(getsockopt(fd, LEVEL, INFO, value, nowhere.cast()), -(libc::EFAULT as Ret));
-            assert_eq!(getsockopt(fd, LEVEL, 2, value, &mut 4), PASS);
+            assert_eq!(getsockopt(fd, LEVEL, 3, value, &mut 4), PASS);
             assert_eq!(getsockopt(fd, libc::SOL_SOCKET, INFO, value, &mut 4), PASS);
         }
     }

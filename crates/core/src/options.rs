@@ -103,6 +103,10 @@ pub(crate) unsafe fn setsockopt(
     value: *const c_void,
     len: socklen_t,
 ) -> Ret {
+    if level == introspect::LEVEL {
+        // SAFETY: the caller's promise.
+        return unsafe { introspect::setsockopt(level, name, value, len) };
+    }
     leave_to_program(fd, level, name);
     if level == libc::IPPROTO_TCP && name == syn::TCP_SAVE_SYN {
         syn::before_use();

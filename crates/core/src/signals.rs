@@ -47,6 +47,8 @@ struct Thread {
     uncancellable: u32,
     /// 1: it ends at any instruction (PTHREAD_CANCEL_ASYNCHRONOUS).
     ends_anywhere: u32,
+    /// For how many microseconds its waits may poll, by its own will, + 1; 0: it has none.
+    poll: u32,
 }
 
 const RESTARTS: u32 = 1 << 8;
@@ -295,6 +297,21 @@ pub(crate) fn may_be_cancelled(may: bool) {
 pub(crate) fn may_end_anywhere(may: bool) {
     // SAFETY: this thread's own memory.
     unsafe { (&raw mut (*thread()).ends_anywhere).write_volatile(u32::from(may)) };
+}
+
+/// For how many microseconds the thread's waits may poll, if it has said so itself. (A child that
+/// it forks goes on with that, as its only thread; a new thread has said nothing.)
+#[inline(always)]
+pub(crate) fn poll_us() -> Option<u32> {
+    // SAFETY: this thread's own memory.
+    unsafe { (&raw const (*thread()).poll).read_volatile() }.checked_sub(1)
+}
+
+/// It says so, or not any more.
+pub(crate) fn set_poll_us(us: Option<u32>) {
+    let word = us.map_or(0, |us| us.saturating_add(1));
+    // SAFETY: this thread's own memory.
+    unsafe { (&raw mut (*thread()).poll).write_volatile(word) };
 }
 
 /// What has interrupted a call.

@@ -159,7 +159,8 @@ fn cap_ns() -> u32 {
     if MAY_LOOK.load(Relaxed) == FORBIDDEN || config.poll_ms == Some(0) {
         return 0;
     }
-    config.poll_tcp_us.map_or(CAP_NS, |us| us.saturating_mul(1_000))
+    let allowed = config.poll_tcp_us.map_or(CAP_NS, |us| us.saturating_mul(1_000));
+    signals::poll_us().map_or(allowed, |us| allowed.min(us.saturating_mul(1_000)))
 }
 
 /// Threads of the process that look at this moment, and how many may.
@@ -234,10 +235,14 @@ impl Habit {
     #[cold]
     #[inline(never)]
     pub(crate) fn look(&self, numbers: &[c_int], mut find: impl FnMut() -> bool) -> Looked {
+        let (ordered, most) = (inject::looks_ns(), cap_ns());
+        if most == 0 && ordered.is_none() {
+            self.give_up();
+            return Looked::Nothing;
+        }
         if find() {
             return Looked::AtOnce;
         }
-        let ordered = inject::looks_ns();
         if !may_look() || (ordered.is_none() && spin::others_wait()) {
             self.give_up();
             return Looked::Nothing;
@@ -251,7 +256,7 @@ impl Habit {
         if MAY_LOOK.load(SeqCst) == FORBIDDEN {
             return Looked::Nothing;
         }
-        let budget = self.budget_ns.load(Relaxed);
+        let budget = self.budget_ns.load(Relaxed).min(most);
         let how = Poll {
             budget_ns: ordered.unwrap_or(u64::from(budget)),
             turn_ns: TURN_NS,

@@ -270,11 +270,14 @@ pub(super) fn poll(
     }
 }
 
-/// The longest that a poll may take.
+/// The longest that a poll may take: what the operator allows, and of that what the thread wants.
+/// Where the operator has said nothing, the thread's word counts.
 pub(super) fn cap_ns() -> u32 {
-    match config::get().poll_ms {
-        Some(ms) => ms.saturating_mul(1_000_000),
-        None => SPIN_MAX_NS,
+    let allowed = config::get().poll_ms.map(|ms| ms.saturating_mul(1_000_000));
+    match (allowed, signals::poll_us().map(|us| us.saturating_mul(1_000))) {
+        (Some(allowed), Some(wanted)) => allowed.min(wanted),
+        (Some(ns), None) | (None, Some(ns)) => ns,
+        (None, None) => SPIN_MAX_NS,
     }
 }
 
@@ -388,6 +391,53 @@ mod tests {
         while budget(luck) >= SPIN_PROBE_NS {
             luck.in_vain(Peers::Anybody, CAP);
         }
+    }
+
+    #[test]
+    fn a_thread_polls_for_as_long_as_it_wants_and_the_operator_allows() {
+        use netacc_control::config::Config;
+        let cap = |poll_ms: Option<u32>, wanted: Option<u32>| {
+            let config = Config { poll_ms, ..config::get().clone() };
+            config::with(config, || {
+                signals::set_poll_us(wanted);
+                let cap = cap_ns();
+                signals::set_poll_us(None);
+                cap
+            })
+        };
+        for (allowed, wanted, ns) in [
+            (None, None, SPIN_MAX_NS),
+            (None, Some(0), 0),
+            (None, Some(7), 7_000),
+            (None, Some(5_000), 5_000_000),
+            (None, Some(60_000_000), u32::MAX),
+            (Some(0), Some(5_000), 0),
+            (Some(2), Some(5_000), 2_000_000),
+            (Some(2), Some(100), 100_000),
+            (Some(2), None, 2_000_000),
+        ] {
+            assert_eq!(cap(allowed, wanted), ns, "{allowed:?}, {wanted:?}");
+        }
+    }
+
+    #[test]
+    fn a_thread_that_wants_none_makes_one_look_and_sleeps() {
+        crate::testing::init();
+        ALONE.set(true);
+        let looks = |wanted| {
+            signals::set_poll_us(wanted);
+            let mut looks = 0;
+            for _ in 0..16 {
+                spin(Peers::OtherCpus, || {
+                    looks += 1;
+                    false
+                });
+            }
+            signals::set_poll_us(None);
+            looks
+        };
+        assert_eq!(looks(Some(0)), 16);
+        assert!(looks(None) > 16);
     }
 
     #[test]

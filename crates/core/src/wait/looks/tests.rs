@@ -48,6 +48,21 @@ fn sleeps_that_end_soon_make_a_thread_look() {
 }
 
 #[test]
+fn a_thread_that_wants_none_makes_its_call_alone() {
+    let habit = allowed();
+    sleeps(&habit, SOON, 50 * US, 20 * US);
+    assert_eq!(looks_of(&habit, 3), 3);
+    signals::set_poll_us(Some(0));
+    assert_eq!(looks_of(&habit, 3), 0, "it sleeps in the call itself");
+    assert!(!habit.looks(-1));
+    sleeps(&habit, 4 * SOON, 50 * US, 20 * US);
+    assert!(!habit.looks(-1));
+    signals::set_poll_us(None);
+    sleeps(&habit, 4 * SOON, 50 * US, 20 * US);
+    assert!(habit.looks(-1));
+}
+
+#[test]
 fn a_late_one_begins_the_count_anew() {
     let habit = allowed();
     for _ in 0..4 {
