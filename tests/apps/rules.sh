@@ -33,7 +33,7 @@ ends() {
   NACC_CONF=$TMP/client.conf become_accel "${run[@]}" client "$address" "$PORT" <"$TMP/in.client" >"$TMP/said.client" 2>"$TMP/err.client" &
   CLIENT_PID=$!; PIDS+=("$CLIENT_PID"); exec {IN_CLIENT}>"$TMP/in.client"
   wait_for 30 grep -q . "$TMP/said.client"
-  wait_for 10 grep -qv ready "$TMP/said.server"
+  [ -n "${WAITS:-}" ] || wait_for 10 grep -qv ready "$TMP/said.server"
   SAYS[client]=$(cat "$TMP/said.client" "$TMP/err.client")
   SAYS[server]=$(tail -n +2 "$TMP/said.server"; cat "$TMP/err.server")
 }
@@ -137,6 +137,61 @@ both off-is-off 'tcp disabled-by-config' 'NACC_ENABLE_RDMA_DEFAULT=0
 [rule r]
 accelerate=1'
 
+# For how long waits poll: a wait that may has polled, in vain or not, or has seen that it would not
+# pay; one that must not has slept, and nothing else. (All waits of the client's are for this one
+# connection, and none polls before its rule is known.)
+polls() { # NAME EXPECTED RULES
+  SERVER='' CLIENT=$3; ends
+  same "$1" 'shm none' "${SAYS[client]}"
+  same "$1-counts" "$2" "$("$SS" --json -s cnt "$CLIENT_PID" | perl -0777 -ne '
+    my %of = /"(\w+)":\s*(\d+)/g;
+    print $of{spins_won} + $of{spins_lost} + $of{spins_skipped} ? "polls" : $of{sleeps} ? "sleeps" : "neither"')"
+  over
+}
+for WAITS in recv poll epoll; do
+  export WAITS
+  polls "poll-as-configured-$WAITS" polls ''
+  polls "poll-0-$WAITS" sleeps "[rule r]
+port=$PORT
+poll=0"
+  polls "poll-of-another-port-$WAITS" polls "[rule r]
+port=$((PORT + 1))
+poll=0"
+  polls "poll-instead-of-0-$WAITS" polls "NACC_POLL_MS=0
+[rule r]
+port=$PORT
+poll=1ms"
+done
+
+# Which connections are traced, whether others are or not.
+traced() { # NAME EXPECTED RULES
+  SERVER='' CLIENT=$3; ends
+  same "$1" 'shm none' "${SAYS[client]}"
+  if [ "$2" = traced ]; then
+    check "$1-is" wait_for 20 eval '"$NETACC" trace show -p "$CLIENT_PID" 2>/dev/null | grep -F ":$PORT"'
+  else
+    # (There is nothing to wait for: where this is wrong, the line is there nearly always.)
+    same "$1-is-not" 0 "$("$NETACC" trace show -p "$CLIENT_PID" 2>/dev/null | grep -cF ":$PORT")"
+  fi
+  over
+}
+WAITS=recv
+traced trace-1 traced "NACC_TRACE=0
+[rule r]
+port=$PORT
+trace=1"
+traced trace-0 no "[rule r]
+port=$PORT
+trace=0"
+traced trace-of-another-port no "NACC_TRACE=0
+[rule r]
+port=$((PORT + 1))
+trace=1"
+traced no-trace-of-another-port traced "[rule r]
+port=$((PORT + 1))
+trace=0"
+unset WAITS
+
 # A mistake: netacc_run starts nothing; the library keeps on TCP what comes to the rule.
 BAD="[rule a]
 port=$((PORT + 1))
@@ -197,6 +252,17 @@ same cfg-lists-parameters-alone 0 "$("$NETACC" cfg list -p "$CLIENT_PID" | grep 
 connection=$(NACC_CONF=$TMP/client.conf "$NETACC" doctor "127.0.0.1:$PORT")
 check doctor-of-a-connection said "$connection" "rule: web, to 127.0.0.1:$PORT: keeps it on TCP"
 check doctor-of-a-program said "$(NACC_CONF=$TMP/client.conf "$NETACC" doctor true)" 'rule: web may hold for a connection of it, and then keeps it on TCP'
+over
+SERVER='' CLIENT="[rule slow]
+port=$PORT
+poll=0
+trace=0"
+ends
+same no-paths-said 'shm none' "${SAYS[client]}"
+check doctor-says-what-else said "$("$NETACC" doctor "$CLIENT_PID")" 'rule: slow lets it take any path of NACC_PATHS; waits for it do not poll; it is not traced; it holds for 1 of the open connections'
+same ss-shows-what-else "$(printf '%s\n' "port=$PORT" poll=0 trace=0)" "$("$SS" -s cfg "$CLIENT_PID" | sed -n '/^\[rule slow\]/,/^$/p' | grep -E '^(port|poll|trace)=')"
+check a-rule-has-these-keys grep -F "wait=1: unknown key of a rule; valid: program, user, port, address, direction, accelerate, paths, poll, trace" <(
+  printf '[netacc]\n[rule r]\nwait=1\n' >"$TMP/bad.conf"; NACC_CONF=$TMP/bad.conf "$LIB_DIR/netacc_run" true 2>&1)
 over
 # Another value while the program runs: its rules stay.
 SERVER='' CLIENT='[rule rest]

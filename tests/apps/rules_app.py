@@ -5,8 +5,11 @@ rules_app.py client ADDRESS PORT: goes to and fro until the library has decided;
 With LOSES in the environment the file of the rules is gone when their first connection begins, as
 in a chroot: the server has listened before that, the client has set its user.
 Both end when a line comes from standard input: what they are can be looked at until then.
+With WAITS in the environment (recv, poll or epoll) the client waits by that call, and goes on with
+its pings until then.
 """
 import os
+import select
 import socket
 import struct
 import sys
@@ -50,16 +53,42 @@ def serve(family, place):
     told(connection)
 
 
+def waiter(connection):
+    """What waits for bytes of a connection, before they are received."""
+    how = os.environ.get("WAITS", "recv")
+    if how == "recv":
+        return lambda: None
+    group = select.poll() if how == "poll" else select.epoll()
+    group.register(connection, select.POLLIN if how == "poll" else select.EPOLLIN)
+    return group.poll
+
+
+def ping(connection, wait):
+    connection.sendall(b"ping")
+    wait()
+    connection.recv(100)
+
+
 def client(family, place):
     os.setuid(os.getuid())
     lose()
     connection = socket.socket(family)
     connection.connect(place)
+    wait = waiter(connection)
     end = time.monotonic() + 20
     # (In the end a reason that is a verdict, which may take a moment longer at the other end.)
     while time.monotonic() < end and why(connection).split()[-1] in (*UNDECIDED, "way"):
-        connection.sendall(b"ping")
-        connection.recv(100)
+        ping(connection, wait)
+    if "WAITS" in os.environ:
+        for _ in range(100):
+            ping(connection, wait)
+        print(why(connection), flush=True)
+        while not select.select([sys.stdin], [], [], 0.02)[0]:
+            ping(connection, wait)
+        connection.sendall(b"end")
+        while connection.recv(100):
+            pass
+        return
     connection.sendall(b"end")
     connection.recv(100)
     told(connection)

@@ -9,7 +9,7 @@ use crate::{agent, carrier, config, fast_connect, host, inject, lock, process, s
 use core::ffi::c_int;
 use core::net::SocketAddr;
 use core::sync::atomic::{AtomicU32, AtomicU64, Ordering::*};
-use netacc_control::config::{Config, Direction, Paths, Subject};
+use netacc_control::config::{Config, Direction, Paths, Rule, Subject};
 use netacc_control::stats::Reason;
 use netacc_proto::rendezvous::Tuple;
 
@@ -145,6 +145,7 @@ fn fill(s: &Socket, fd: c_int, origin: Origin) {
         Reason::None => (PathList::EMPTY, Reason::DisabledByConfig),
         why => (PathList::EMPTY, why),
     };
+    say_rule(s, tuple, connector);
     if let Some(tuple) = tuple.filter(|_| why == Reason::NotStarted) {
         match paths_for(&tuple, connector) {
             Ok(paths) => list = paths,
@@ -203,9 +204,8 @@ pub(crate) fn paths_for(tuple: &Tuple, connector: bool) -> Result<PathList, Reas
     if sampled_out(config.accelerate_percent) { Err(Reason::SampledOut) } else { Ok(list) }
 }
 
-/// The paths that a rule leaves to a connection, of those of the configuration's. `None`: no rule
-/// says anything of them.
-fn ruled(config: &Config, tuple: &Tuple, connector: bool) -> Option<(Paths, Reason)> {
+/// The rule that holds for a connection.
+fn rule_of<'a>(config: &'a Config, tuple: &Tuple, connector: bool) -> Option<&'a Rule> {
     if config.rules.is_empty() {
         return None;
     }
@@ -215,7 +215,19 @@ fn ruled(config: &Config, tuple: &Tuple, connector: bool) -> Option<(Paths, Reas
     };
     let peer = tuple.peer().ip();
     let of = Subject { port: server.port(), peer, direction, user: sys::geteuid() };
-    let rule = config.rule(&of)?;
+    config.rule(&of)
+}
+
+/// What a rule says of a connection's waits and of its trace; without addresses there is none yet.
+fn say_rule(s: &Socket, tuple: Option<Tuple>, connector: bool) {
+    let rule = tuple.and_then(|tuple| rule_of(config::get(), &tuple, connector));
+    s.ruled.set(rule.and_then(Rule::poll_us), rule.and_then(Rule::trace));
+}
+
+/// The paths that a rule leaves to a connection, of those of the configuration's. `None`: no rule
+/// says anything of them.
+fn ruled(config: &Config, tuple: &Tuple, connector: bool) -> Option<(Paths, Reason)> {
+    let rule = rule_of(config, tuple, connector)?;
     let why = if rule.is_of_unreadable_file() { Reason::ConfigUnreadable } else { Reason::Rule };
     Some((rule.paths()?.within(config.paths), why))
 }
@@ -242,6 +254,7 @@ pub(crate) fn look_up(s: &'static Socket, g: u16, fd: c_int) -> bool {
         match tuple {
             None => Err(Reason::Disconnected),
             Some(tuple) => {
+                say_rule(s, Some(tuple), s.has(flag::CONNECTOR));
                 s.begin_trace(false);
                 // SAFETY: under the lock, and the paths are not set yet.
                 unsafe { show(s, tuple) };
@@ -400,7 +413,6 @@ pub(crate) fn next_path(s: &'static Socket, g: u16, why: Reason) {
 #[allow(clippy::unwrap_used, reason = "tests may fail loudly")]
 mod tests {
     use super::*;
-    use netacc_control::config::Rule;
     use std::vec;
 
     #[test]
@@ -420,6 +432,33 @@ mod tests {
         let far = ("192.0.2.1:1", "203.0.113.1:2");
         assert_eq!(why(far.0, far.1, rules), why(far.0, far.1, vec![]));
         assert_ne!(why(far.0, far.1, vec![]), Some(Reason::PeerRemote));
+    }
+
+    #[test]
+    fn the_first_rule_says_how_a_connection_is_waited_for_and_traced() {
+        crate::testing::init();
+        let text = "[rule a]\nport=2\npoll=0\n[rule b]\nport=2-3\npoll=2ms\ntrace=1\n\
+                    [rule c]\ndirection=in\ntrace=0\n";
+        let known = netacc_control::config::NO_USERS;
+        let rules = Config::resolve(Some(("f", text)), &|_| None, &[], known).unwrap().0.rules;
+        let s = new_socket(-1).unwrap();
+        let said = |peer: &str, connector| {
+            let tuple = Tuple::new("127.0.0.1:1".parse().unwrap(), peer.parse().unwrap()).unwrap();
+            let config = Config { rules: rules.clone(), ..config::get().clone() };
+            config::with(config, || {
+                say_rule(s, Some(tuple), connector);
+                assert!(paths_for(&tuple, connector).is_ok(), "the paths are as without rules");
+                let traced = [false, true].map(|others| s.ruled.is_traced(|| others));
+                (s.ruled.limit(), traced)
+            })
+        };
+        use crate::socket::Limit::*;
+        assert_eq!(said("127.0.0.1:2", true), (Us(0), [false, true]));
+        assert_eq!(said("127.0.0.1:3", true), (Us(2_000), [true, true]));
+        assert_eq!(said("127.0.0.1:3", false), (Configured, [false, false]));
+        assert_eq!(said("127.0.0.1:4", true), (Configured, [false, true]));
+        say_rule(s, None, true);
+        assert_eq!(s.ruled.limit(), Configured);
     }
 
     #[test]

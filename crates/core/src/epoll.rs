@@ -88,6 +88,7 @@ mod epoll_wait;
 mod hand_back;
 mod handover;
 mod homes;
+mod limits;
 mod news;
 mod peers;
 mod queue;
@@ -101,6 +102,7 @@ pub(crate) use epoll_wait::on_wait;
 pub(crate) use hand_back::move_out;
 pub(crate) use handover::{bar, before_exec, forget, leave_to_kernel, on_plain};
 use handover::{shine, unlight};
+use limits::Limits;
 use news::News;
 use peers::{activate, leave, leave_channels, post, prune, prune_if_due, take_place, unpost};
 use queue::Queue;
@@ -290,6 +292,7 @@ pub(crate) fn on_create(fd: c_int) {
                 by_fd: Vec::new(),
                 ready: Queue::new(),
                 news: News::new(),
+                limits: Limits::new(),
                 channels: Vec::new(),
                 sleepers: 0,
                 away: 0,
@@ -374,6 +377,7 @@ pub(crate) fn on_close(e: &'static Epoll, fd: c_int) {
     inner.extras.clear();
     inner.unsettled = false;
     inner.items.clear();
+    inner.limits = Limits::new();
     inner.free.clear();
     inner.by_fd.clear();
     inner.ready.clear();

@@ -15,7 +15,7 @@ use crate::fast_connect;
 use crate::fd_table::{self, Entry};
 use crate::heap::Scratch;
 use crate::outcome::{Mask, PASS, Ret};
-use crate::socket::{Socket, State};
+use crate::socket::{Limit, Socket, State};
 use crate::wait::looks::{self, Looked};
 use crate::{adoption, epoll, io, signals, sleep, stats, sys, trace, user, wait};
 use core::ffi::c_int;
@@ -325,7 +325,8 @@ fn poll_connections(fds: &mut [pollfd], timeout_ns: i64, mask: Mask) -> Result<R
         if waited.0.is_empty() {
             return Ok(PASS);
         }
-        return Ok(by_kernel(fds, timeout_ns, mask));
+        let limit = least(waited.0.iter().map(|(s, _)| *s));
+        return Ok(by_kernel(fds, timeout_ns, mask, limit));
     }
     let deadline =
         if timeout_ns < 0 { 0 } else { sys::now_ns().saturating_add(timeout_ns as u64).max(1) };
@@ -341,7 +342,7 @@ fn poll_connections(fds: &mut [pollfd], timeout_ns: i64, mask: Mask) -> Result<R
         if !polled && mask.is_null() && wants.len() == fds.len() {
             polled = true;
             let peers = Peers::of(wants.iter().map(|w| w.channel));
-            if wait::spin(peers, || {
+            if wait::spin(peers, limit_of(&wants), || {
                 engines.poll();
                 wants
                     .iter()
@@ -360,9 +361,18 @@ fn poll_connections(fds: &mut [pollfd], timeout_ns: i64, mask: Mask) -> Result<R
     }
 }
 
+/// For how long a wait for them may poll by rules: as the one that may be polled for least.
+fn least(sockets: impl Iterator<Item = &'static Socket>) -> Limit {
+    sockets.map(|s| s.ruled.limit()).reduce(Limit::or).unwrap_or_default()
+}
+
+fn limit_of(wants: &[Want]) -> Limit {
+    least(wants.iter().map(|w| w.socket))
+}
+
 /// The kernel's own poll, for candidates. Where its thread has shown that this pays, it looks
 /// before it sleeps.
-fn by_kernel(fds: &mut [pollfd], mut timeout_ns: i64, mask: Mask) -> Ret {
+fn by_kernel(fds: &mut [pollfd], mut timeout_ns: i64, mask: Mask, limit: Limit) -> Ret {
     let (list, count) = (fds.as_mut_ptr(), fds.len());
     let mut numbers = [-1; looks::NUMBERS];
     // Of many a look costs much, and is never alone.
@@ -375,7 +385,7 @@ fn by_kernel(fds: &mut [pollfd], mut timeout_ns: i64, mask: Mask) -> Ret {
     if let Some((numbers, habit)) = named.filter(|(_, h)| h.looks(timeout_ns)) {
         let began = sys::now_ns();
         let mut r = 0;
-        let looked = habit.look(numbers, || {
+        let looked = habit.look(limit, numbers, || {
             // SAFETY: the caller's array.
             r = unsafe { sleep::ppoll(list, count, 0, core::ptr::null()) };
             r != 0
@@ -390,7 +400,7 @@ fn by_kernel(fds: &mut [pollfd], mut timeout_ns: i64, mask: Mask) -> Ret {
             _ => return r,
         }
     }
-    let asleep = named.map(|(_, habit)| habit.sleep());
+    let asleep = named.map(|(_, habit)| habit.sleep(limit));
     // SAFETY: the caller's array, and its mask.
     let r = unsafe { sleep::ppoll(list, count, timeout_ns, mask) };
     if let Some(asleep) = asleep {
@@ -509,7 +519,7 @@ fn sleep(
         let began = sys::ticks();
         // SAFETY: a buffer of that many pollfds; the caller's mask.
         r = unsafe { sleep::ppoll(kernel.as_mut_ptr(), kernel.len(), left, mask) };
-        wait::slept(Peers::of(wants.iter().map(|w| w.channel)), began, r > 0);
+        wait::slept(Peers::of(wants.iter().map(|w| w.channel)), limit_of(wants), began, r > 0);
         trace::process(trace::Event::WakeInPoll, many | (r.max(0) as u64) << 32);
         for w in wants.iter() {
             if let (Some(k), Some(p)) = (kernel.get(w.index), fds.get(w.index)) {

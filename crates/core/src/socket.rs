@@ -18,6 +18,7 @@ pub(crate) mod flag;
 pub(crate) mod harmless;
 mod memory;
 pub(crate) mod offered;
+mod ruled;
 mod spill;
 mod state;
 
@@ -39,6 +40,8 @@ use netacc_proto::switchover::{Rx, Tx};
 use netacc_ring::sleepers::SETS;
 use netacc_ring::{Consumer, EndLock, Producer, RingWords};
 pub(crate) use offered::{OfferState, Offered};
+pub(crate) use ruled::Limit;
+use ruled::Ruled;
 #[cfg(test)]
 pub(crate) use spill::NO_MEMORY;
 pub(crate) use state::{Event, Stage, State};
@@ -190,6 +193,8 @@ pub(crate) struct Socket {
     // Rare.
     /// The number of its ring in its maker's trace ([`Socket::trace`]); 0: none.
     pub(crate) ring: AtomicU32,
+    /// What a rule says of its waits and of its trace.
+    pub(crate) ruled: Ruled,
     /// What it asked of its packets when a pair was sought for it
     /// ([`crate::packet_policy::Asked::key`]).
     pub(crate) asked: AtomicU32,
@@ -481,11 +486,16 @@ impl Socket {
             }
         }
     }
+    /// Whether that is recorded which happens to it: as its rule says, or as of all.
+    #[inline(always)]
+    fn is_traced(&self) -> bool {
+        self.ruled.is_traced(trace::is_on)
+    }
     /// Records what happens to it, for `netacc trace`.
     #[cold]
     #[inline(never)]
     pub(crate) fn trace(&self, event: trace::Event, what: u64) {
-        if trace::is_on()
+        if self.is_traced()
             && let Some(ring) = self.ring()
         {
             trace::record(ring, self.record(), event, what);
@@ -495,7 +505,7 @@ impl Socket {
     #[cold]
     #[inline(never)]
     pub(crate) fn trace_moved(&self) {
-        if trace::is_on()
+        if self.is_traced()
             && let (Some(ring), Some(moved)) = (self.ring(), self.record())
         {
             trace::look(ring, moved);
@@ -505,7 +515,7 @@ impl Socket {
     /// and again must not push everything else out.
     #[cold]
     pub(crate) fn trace_once(&self, event: trace::Event, what: u64) {
-        if trace::is_on() && self.known_ring().is_none_or(|ring| !ring.ends_in(event)) {
+        if self.is_traced() && self.known_ring().is_none_or(|ring| !ring.ends_in(event)) {
             self.trace(event, what);
         }
     }
@@ -531,7 +541,7 @@ impl Socket {
     /// It gets a ring, if there is one. `found`: it was there before this process had it.
     #[inline(always)]
     pub(crate) fn begin_trace(&self, found: bool) {
-        if trace::is_on() {
+        if self.is_traced() {
             self.open_trace(found);
         }
     }
@@ -578,7 +588,8 @@ impl Socket {
         match (self.ring.swap(RING_OVER, AcqRel), ring) {
             (RING_OVER, _) => {}
             (_, Some(ring)) => trace::close(ring, badly),
-            (_, None) => trace::missed(),
+            (_, None) if self.is_traced() => trace::missed(),
+            (_, None) => {}
         }
     }
     /// It ends, or its process does. (Other reasons were said when they came.)

@@ -52,10 +52,15 @@ const PAUSE_NS: u64 = 1_000_000_000;
 /// Most that are kept.
 const KEPT_MAX: u32 = 1024;
 
-/// Whether anything is recorded.
+/// Whether connections are traced of which no rule says anything.
 #[inline]
 pub(crate) fn is_on() -> bool {
     config::get().trace
+}
+
+/// Whether some may be.
+pub(crate) fn may_be_on() -> bool {
+    is_on() || config::get().rules.iter().any(|rule| rule.trace() == Some(true))
 }
 
 fn header() -> Option<&'static Header> {
@@ -92,7 +97,7 @@ pub(crate) fn turned() {
 /// of the library's own alone do so, when they have worked: nobody else makes system calls for the
 /// trace.
 pub(crate) fn keep_ready() {
-    if !is_on() || !is_due() || GROWING.swap(1, SeqCst) != 0 {
+    if !may_be_on() || !is_due() || GROWING.swap(1, SeqCst) != 0 {
         return;
     }
     // (Who forbids it says so, and then looks whether somebody is at it.)
@@ -200,7 +205,7 @@ fn never_used() -> Option<(u32, &'static Ring)> {
 /// The number of a ring for a connection that has shown that it lives, and that came to be at that
 /// time. 0: there is none now, and the library's own thread will make room.
 pub(crate) fn open(fd: i32, event: Event, opened_unix_ns: u64) -> u32 {
-    if !is_on() {
+    if !may_be_on() {
         return 0;
     }
     let Some(h) = header() else {
@@ -229,9 +234,9 @@ pub(crate) fn open(fd: i32, event: Event, opened_unix_ns: u64) -> u32 {
     i
 }
 
-/// A connection that has ended, and had shown that it lived, had no ring.
+/// A connection that is traced has ended, and had shown that it lived, and had no ring.
 pub(crate) fn missed() {
-    if let Some(h) = header().filter(|_| is_on()) {
+    if let Some(h) = header() {
         h.missed.fetch_add(1, Relaxed);
     }
 }
@@ -308,7 +313,7 @@ pub(crate) fn close(ring: &Ring, badly: bool) {
 /// Records an event of the process, if it has connections that are traced.
 pub(crate) fn process(event: Event, what: u64) {
     if header().is_some()
-        && is_on()
+        && may_be_on()
         && let Some(own) = ring(0)
     {
         own.record(event, sys::now_ns(), what);

@@ -1,6 +1,6 @@
-//! Rules: which connections are accelerated, and over which paths. A section of the file each,
-//! `[rule NAME]`; of those whose conditions all hold the first one counts, and where none does,
-//! what `[netacc]` says.
+//! Rules: which connections are accelerated, and over which paths; for how long waits for them
+//! poll, and which are traced. A section of the file each, `[rule NAME]`; of those whose conditions
+//! all hold the first one counts, and where none does, what `[netacc]` says.
 //!
 //! A rule that cannot be understood holds for every connection, and keeps it on TCP: whoever wrote
 //! it may have wanted that, and TCP is never wrong. (`netacc_run` starts nothing with such a file.)
@@ -23,7 +23,10 @@ const COMM_BYTES: usize = 15;
 
 /// The keys of a section.
 pub const KEYS: &[&str] =
-    &["program", "user", "port", "address", "direction", "accelerate", "paths"];
+    &["program", "user", "port", "address", "direction", "accelerate", "paths", "poll", "trace"];
+
+/// Most microseconds of `poll`: no poll lasts longer.
+const POLL_US_MAX: u32 = 10_000;
 
 /// What is wrong with a value, and what would be right.
 pub(super) type Wrong = (&'static str, String);
@@ -155,6 +158,8 @@ pub struct Rule {
     direction: Option<Direction>,
     accelerates: Option<bool>,
     paths: Option<Paths>,
+    poll_us: Option<u32>,
+    trace: Option<bool>,
     is_unreadable: bool,
 }
 
@@ -192,6 +197,16 @@ impl Rule {
             true => Some(Paths::TCP),
             false => self.paths,
         }
+    }
+
+    /// For how many microseconds waits for a connection poll at most; `None`: as `[netacc]` says.
+    pub fn poll_us(&self) -> Option<u32> {
+        self.poll_us
+    }
+
+    /// Whether a connection is traced; `None`: as `NACC_TRACE` says.
+    pub fn trace(&self) -> Option<bool> {
+        self.trace
     }
 
     /// Whether it may hold in a process of that program.
@@ -239,17 +254,13 @@ impl Rule {
                     }
                 });
             }
-            "accelerate" => {
-                self.accelerates = Some(match text {
-                    "1" => true,
-                    "0" => false,
-                    _ => return Err(("neither 0 nor 1", String::from("0 or 1"))),
-                });
-            }
+            "accelerate" => self.accelerates = Some(flag(text)?),
             "paths" => {
                 let valid = || super::Key::Paths.valid();
                 self.paths = Some(Paths::parse(text).map_err(|problem| (problem, valid()))?);
             }
+            "poll" => self.poll_us = Some(microseconds(text)?),
+            "trace" => self.trace = Some(flag(text)?),
             _ => return Err(("unknown key of a rule", KEYS.join(", "))),
         }
         Ok(())
@@ -264,8 +275,8 @@ impl Rule {
     pub(super) fn check(&self) -> Result<(), Wrong> {
         match (self.accelerates, self.paths) {
             _ if self.is_unreadable => Ok(()),
-            (None, None) => {
-                let valid = String::from("accelerate=0, accelerate=1 or paths=LIST");
+            (None, None) if self.poll_us.is_none() && self.trace.is_none() => {
+                let valid = String::from("accelerate=, paths=, poll= or trace= as well");
                 Err(("a rule that says nothing", valid))
             }
             (Some(accelerates), Some(paths)) if accelerates == paths.is_empty() => {
@@ -293,7 +304,42 @@ impl fmt::Display for Rule {
         if let Some(accelerates) = self.accelerates {
             writeln!(f, "accelerate={}", u8::from(accelerates))?;
         }
-        self.paths.map_or(Ok(()), |paths| writeln!(f, "paths={paths}"))
+        if let Some(paths) = self.paths {
+            writeln!(f, "paths={paths}")?;
+        }
+        match self.poll_us {
+            None => {}
+            Some(0) => writeln!(f, "poll=0")?,
+            Some(us) => writeln!(f, "poll={us}us")?,
+        }
+        self.trace.map_or(Ok(()), |traces| writeln!(f, "trace={}", u8::from(traces)))
+    }
+}
+
+fn flag(text: &str) -> Result<bool, Wrong> {
+    match text {
+        "1" => Ok(true),
+        "0" => Ok(false),
+        _ => Err(("neither 0 nor 1", String::from("0 or 1"))),
+    }
+}
+
+/// 0, or a time with its unit.
+fn microseconds(text: &str) -> Result<u32, Wrong> {
+    let wrong = |problem| Err((problem, String::from("0, or a time to 10ms, such as 60us or 2ms")));
+    let (number, unit) = match (text.strip_suffix("us"), text.strip_suffix("ms")) {
+        _ if text == "0" => return Ok(0),
+        (Some(number), _) => (number, 1),
+        (_, Some(number)) => (number, 1_000),
+        _ => return wrong("not a time with its unit"),
+    };
+    let number = number.trim_end();
+    if number.is_empty() || !number.bytes().all(|byte| byte.is_ascii_digit()) {
+        return wrong("not a time with its unit");
+    }
+    match number.parse::<u32>().ok().and_then(|number| number.checked_mul(unit)) {
+        Some(us) if us <= POLL_US_MAX => Ok(us),
+        _ => wrong("too long"),
     }
 }
 

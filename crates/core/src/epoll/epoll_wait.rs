@@ -15,7 +15,7 @@ use crate::fast_connect;
 use crate::fd_table;
 use crate::lock::Guard;
 use crate::outcome::{Mask, PASS, Ret};
-use crate::socket::State;
+use crate::socket::{Limit, State};
 use crate::wait::looks::{self, Habit, Looked};
 use crate::{io, process, signals, sleep, stats, sys, trace, user, wait};
 use core::ffi::c_int;
@@ -62,7 +62,7 @@ pub(super) unsafe fn wait_here(
                 // SAFETY: as it came.
                 return unsafe { wait_here(epfd, events, max, left, mask, counted) };
             }
-            counted.sleep = Some(habit.sleep());
+            counted.sleep = Some(habit.sleep(Limit::Configured));
             return PASS;
         }
     }
@@ -121,7 +121,7 @@ unsafe fn look_and_sleep(
         let deadline =
             if *left < 0 { 0 } else { sys::now_ns().saturating_add(*left as u64).max(1) };
         let mut n = 0;
-        let looked = habit.look(&[epfd], || {
+        let looked = habit.look(Limit::Configured, &[epfd], || {
             // SAFETY: the caller's promise.
             n = unsafe { sys::epoll_look(epfd, events, max, core::ptr::null()) };
             n != 0
@@ -130,7 +130,7 @@ unsafe fn look_and_sleep(
         match looked {
             Looked::Signal => return Some(-(libc::EINTR as Ret)),
             Looked::Nothing => {
-                let asleep = habit.sleep();
+                let asleep = habit.sleep(Limit::Configured);
                 // SAFETY: as above.
                 n = unsafe { sleep::epoll_wait(epfd, events, max, *left, core::ptr::null()) };
                 asleep.over(n > 0);
@@ -311,7 +311,7 @@ unsafe fn await_news(
             return r;
         }
         inner.looked(e, began, r == room as isize);
-        wait::slept(peers_of(inner), began, r > 0);
+        wait::slept(peers_of(inner), inner.limits.least(), began, r > 0);
         let events = local.filled(inner, r);
         report_slept(inner, e, events, room, out);
         inner.drain(e);
@@ -361,8 +361,8 @@ fn peers_of(inner: &Inner) -> Peers {
 fn poll_first(e: &'static Epoll, inner: &mut Guard<'static, Inner>, epfd: c_int, out: &mut Out) {
     let peers = peers_of(inner);
     let last = inner.last_visit;
-    let engines = inner.engines;
-    if !give_way(inner, || spin(e, peers, epfd, last, engines)) {
+    let whom = (peers, inner.limits.least(), inner.engines);
+    if !give_way(inner, || spin(e, epfd, whom, last)) {
         return;
     }
     inner.drain(e);
@@ -420,9 +420,14 @@ fn wake_up(inner: &Inner, place: Option<usize>) {
 }
 
 /// Polls the channels, and now and then the kernel's set.
-fn spin(e: &'static Epoll, peers: Peers, epfd: c_int, last_visit: u64, engines: Engines) -> bool {
+fn spin(
+    e: &'static Epoll,
+    epfd: c_int,
+    (peers, limit, engines): (Peers, Limit, Engines),
+    last_visit: u64,
+) -> bool {
     let mut last = last_visit;
-    wait::spin(peers, || {
+    wait::spin(peers, limit, || {
         engines.poll();
         let n = e.watching.load(Acquire);
         for w in e.watch.iter().take(n) {

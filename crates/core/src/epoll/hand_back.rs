@@ -34,9 +34,13 @@ pub(super) fn hand_back(e: &Epoll, inner: &mut Inner, index: u32) {
         }
         item.attached = false;
         item.queued = false;
+        let limited = item.limited.take();
         (item.fired, item.asked, item.armed) = (item.disabled, 0, false);
         if let Some(at) = homes::at(item.socket, e) {
             unpost(item.socket, at);
+        }
+        if let Some(at) = limited {
+            inner.limits.leave(at);
         }
         inner.ready.forget(index);
         return;

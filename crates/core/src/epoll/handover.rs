@@ -126,8 +126,10 @@ pub(super) fn take_over(e: &'static Epoll, s: &'static Socket, fd: c_int) {
         io::need_kernel(fd, why);
         return;
     }
+    let limited = Some(inner.limits.join(s.ruled.limit()));
     if let Some(item) = inner.item(index) {
         item.attached = true;
+        item.limited = limited;
         item.absent = false;
         item.seen = None;
         item.carrier_news = true;

@@ -1,5 +1,6 @@
 //! What is in a set: its items, which of them are queued, and the news that queues them.
 
+use super::limits::{Limits, Place};
 use super::news::{News, place_in_time};
 use super::queue::Queue;
 use super::{ET, EXTRAS, Epoll, GATHER, IN, KERNEL, LISTENERS, NO_ITEM, ONESHOT, OUT, homes};
@@ -26,6 +27,8 @@ pub(super) struct Item {
     /// Kept here; otherwise the kernel has it as the application put it, and this is only the
     /// record of that.
     pub(super) attached: bool,
+    /// While it is kept here: where it counts among the set's limits.
+    pub(super) limited: Option<Place>,
     /// Why it is here although this is no home of the socket's: the peer does not announce its news
     /// to this set.
     pub(super) extra: Option<Reason>,
@@ -135,6 +138,7 @@ impl Item {
             data: ev.u64,
             present: true,
             attached: false,
+            limited: None,
             extra: None,
             stamp: (0, 0),
             nameless: false,
@@ -189,6 +193,8 @@ pub(super) struct Inner {
     pub(super) woken: bool,
     /// While a drain lasts: the items of which it has brought news.
     pub(super) news: News,
+    /// For how long a wait may poll, by rules.
+    pub(super) limits: Limits,
     pub(super) channels: Vec<&'static Channel>,
     /// Threads asleep in the kernel.
     pub(super) sleepers: u32,
@@ -272,6 +278,9 @@ impl Inner {
     pub(super) fn remove(&mut self, index: u32) -> Option<Item> {
         let item = self.items.get_mut(index as usize)?.take()?;
         self.forget_number(item.fd, index);
+        if let Some(at) = item.limited {
+            self.limits.leave(at);
+        }
         if item.queued {
             self.ready.forget(index);
         }

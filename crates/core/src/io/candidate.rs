@@ -134,7 +134,7 @@ fn receive(s: &Socket, fd: c_int, flags: c_int, call: &mut impl FnMut(c_int) -> 
     {
         return r;
     }
-    let sleep = habit.sleep();
+    let sleep = habit.sleep(s.ruled.limit());
     let r = call(0);
     sleep.over(r > 0);
     r
@@ -150,7 +150,7 @@ fn look_first(
     call: &mut impl FnMut(c_int) -> isize,
 ) -> Option<isize> {
     let mut r = EAGAIN;
-    let looked = habit.look(&[fd], || {
+    let looked = habit.look(s.ruled.limit(), &[fd], || {
         r = call(libc::MSG_DONTWAIT);
         r != EAGAIN
     });

@@ -13,6 +13,7 @@
 //! Not here: who else wants the CPU ([`mod@super::spin`]). `docs/design/waiting.md` has the policy.
 
 use super::spin::{self, Poll, Polled};
+use crate::socket::Limit;
 use crate::{config, inject, numbers, process, signals, stats, sys, trace};
 use core::ffi::c_int;
 use core::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, AtomicU64, Ordering::*};
@@ -141,7 +142,7 @@ pub(crate) fn may_make_more_calls() -> bool {
 /// A thread of the library's own has worked: room is made for the trace. In a process that filters
 /// its system calls only where somebody has asked for it.
 pub(crate) fn keep_trace_ready() {
-    if trace::is_on() && (may_make_more_calls() || config::is_asked_for(Key::Trace)) {
+    if trace::may_be_on() && (may_make_more_calls() || config::is_asked_for(Key::Trace)) {
         trace::keep_ready();
     }
 }
@@ -153,14 +154,16 @@ fn may_look() -> bool {
     may_make_more_calls() && sys::is_time_shared()
 }
 
-/// The longest that a wait may look; 0: none does.
-fn cap_ns() -> u32 {
+/// The longest that a wait may look that rules set this limit; 0: none does. (A rule allows no more
+/// than is configured: who looks at all is the operator's choice for the process.)
+fn cap_ns(limit: Limit) -> u32 {
     let config = config::get();
     if MAY_LOOK.load(Relaxed) == FORBIDDEN || config.poll_ms == Some(0) {
         return 0;
     }
     let allowed = config.poll_tcp_us.map_or(CAP_NS, |us| us.saturating_mul(1_000));
-    signals::poll_us().map_or(allowed, |us| allowed.min(us.saturating_mul(1_000)))
+    let ruled = limit.ns_of(None).map_or(allowed, |ns| allowed.min(ns));
+    signals::poll_us().map_or(ruled, |us| ruled.min(us.saturating_mul(1_000)))
 }
 
 /// Threads of the process that look at this moment, and how many may.
@@ -234,8 +237,13 @@ impl Habit {
     /// [`Looked::Nothing`] in the same section is the call that sleeps.
     #[cold]
     #[inline(never)]
-    pub(crate) fn look(&self, numbers: &[c_int], mut find: impl FnMut() -> bool) -> Looked {
-        let (ordered, most) = (inject::looks_ns(), cap_ns());
+    pub(crate) fn look(
+        &self,
+        limit: Limit,
+        numbers: &[c_int],
+        mut find: impl FnMut() -> bool,
+    ) -> Looked {
+        let (ordered, most) = (inject::looks_ns(), cap_ns(limit));
         if most == 0 && ordered.is_none() {
             self.give_up();
             return Looked::Nothing;
@@ -280,7 +288,7 @@ impl Habit {
         match polled {
             Polled::Found => {
                 stats::count(Counter::LooksWon);
-                self.has_paid(budget, began);
+                self.has_paid(budget, most, began);
                 Looked::Found
             }
             Polled::Signal => Looked::Signal,
@@ -294,8 +302,8 @@ impl Habit {
     }
 
     /// Looks that began at `began` have found something.
-    fn has_paid(&self, budget: u32, began: u64) {
-        self.budget_ns.store(budget.saturating_mul(2).min(cap_ns()), Relaxed);
+    fn has_paid(&self, budget: u32, most: u32, began: u64) {
+        self.budget_ns.store(budget.saturating_mul(2).min(most), Relaxed);
         self.note_time(began, sys::ticks());
         let judged = self.judged.load(Relaxed) + 1;
         self.judged.store(judged % JUDGED, Relaxed);
@@ -345,18 +353,18 @@ impl Habit {
 
     /// The thread may sleep from here on.
     #[inline]
-    pub(crate) fn sleep(&'static self) -> Sleep {
-        Sleep { habit: self, since: sys::ticks() }
+    pub(crate) fn sleep(&'static self, limit: Limit) -> Sleep {
+        Sleep { habit: self, limit, since: sys::ticks() }
     }
 
     /// A sleep from `since` to `now` is over.
-    fn learn(&self, since: u64, now: u64, news: bool) {
+    fn learn(&self, since: u64, now: u64, news: bool, limit: Limit) {
         if self.budget_ns.load(Relaxed) != 0 {
             // Behind looks in vain.
             return self.note_time(since, now);
         }
         let soon = self.soon.load(Relaxed);
-        let most = if news { cap_ns() } else { 0 };
+        let most = if news { cap_ns(limit) } else { 0 };
         if most == 0 || now - since > sys::ticks_of_ns(most.saturating_add(WAKE_NS)) {
             if soon != 0 {
                 self.soon.store(0, Relaxed);
@@ -389,6 +397,7 @@ impl Habit {
 /// A system call that may sleep is under way.
 pub struct Sleep {
     habit: &'static Habit,
+    limit: Limit,
     /// When it began ([`sys::ticks`]).
     since: u64,
 }
@@ -399,7 +408,7 @@ impl Sleep {
     pub fn over(self, news: bool) {
         let now = sys::ticks().max(self.since);
         if !news || now - self.since >= sys::ticks_of_ns(AT_ONCE_NS) {
-            self.habit.learn(self.since, now, news);
+            self.habit.learn(self.since, now, news, self.limit);
         }
     }
 }

@@ -1,6 +1,7 @@
 //! Polling before a sleep: for how long, and when it is not worth while.
 
 use crate::channel::Peers;
+use crate::socket::Limit;
 use crate::{config, fd_words, numbers, process, signals, stats, sys};
 use core::sync::atomic::{AtomicU32, AtomicU64, Ordering::*};
 use netacc_control::stats::{ChannelState, Counter};
@@ -270,10 +271,14 @@ pub(super) fn poll(
     }
 }
 
-/// The longest that a poll may take: what the operator allows, and of that what the thread wants.
-/// Where the operator has said nothing, the thread's word counts.
-pub(super) fn cap_ns() -> u32 {
+/// The longest that a poll may take: what the operator allows, also by rules, and of that what the
+/// thread wants. Where the operator has said nothing, the thread's word counts.
+fn cap_ns(limit: Limit) -> u32 {
     let allowed = config::get().poll_ms.map(|ms| ms.saturating_mul(1_000_000));
+    let allowed = match (limit, allowed) {
+        (Limit::AtMostUs(_), None) => limit.ns_of(Some(SPIN_MAX_NS)),
+        _ => limit.ns_of(allowed),
+    };
     match (allowed, signals::poll_us().map(|us| us.saturating_mul(1_000))) {
         (Some(allowed), Some(wanted)) => allowed.min(wanted),
         (Some(ns), None) | (None, Some(ns)) => ns,
@@ -283,8 +288,8 @@ pub(super) fn cap_ns() -> u32 {
 
 /// Polls `ready` for as long as that promises to be cheaper than a sleep. True: it came.
 #[inline(never)]
-pub(crate) fn spin(peers: Peers, mut ready: impl FnMut() -> bool) -> bool {
-    let cap = cap_ns();
+pub(crate) fn spin(peers: Peers, limit: Limit, mut ready: impl FnMut() -> bool) -> bool {
+    let cap = cap_ns(limit);
     if cap == 0 {
         return ready();
     }
@@ -331,11 +336,11 @@ pub(crate) fn spin(peers: Peers, mut ready: impl FnMut() -> bool) -> bool {
 
 /// A sleep that began at `since` ([`sys::ticks`]) is over; `news`: something has come.
 #[inline]
-pub(crate) fn slept(peers: Peers, since: u64, news: bool) {
+pub(crate) fn slept(peers: Peers, limit: Limit, since: u64, news: bool) {
     if peers == Peers::Anybody
         && let Some(luck) = LUCK.get(process::tid() as usize % LUCK.len())
     {
-        luck.slept(sys::ticks().saturating_sub(since), news, cap_ns());
+        luck.slept(sys::ticks().saturating_sub(since), news, cap_ns(limit));
     }
 }
 
@@ -396,15 +401,16 @@ mod tests {
     #[test]
     fn a_thread_polls_for_as_long_as_it_wants_and_the_operator_allows() {
         use netacc_control::config::Config;
-        let cap = |poll_ms: Option<u32>, wanted: Option<u32>| {
+        let cap_by = |poll_ms: Option<u32>, wanted: Option<u32>, limit: Limit| {
             let config = Config { poll_ms, ..config::get().clone() };
             config::with(config, || {
                 signals::set_poll_us(wanted);
-                let cap = cap_ns();
+                let cap = cap_ns(limit);
                 signals::set_poll_us(None);
                 cap
             })
         };
+        let cap = |allowed, wanted| cap_by(allowed, wanted, Limit::Configured);
         for (allowed, wanted, ns) in [
             (None, None, SPIN_MAX_NS),
             (None, Some(0), 0),
@@ -418,6 +424,17 @@ mod tests {
         ] {
             assert_eq!(cap(allowed, wanted), ns, "{allowed:?}, {wanted:?}");
         }
+        for (limit, allowed, wanted, ns) in [
+            (Limit::Us(0), Some(10), None, 0),
+            (Limit::Us(0), None, Some(50), 0),
+            (Limit::Us(500), Some(0), None, 500_000),
+            (Limit::Us(500), None, Some(50), 50_000),
+            (Limit::AtMostUs(500), None, None, SPIN_MAX_NS),
+            (Limit::AtMostUs(500), Some(1), None, 500_000),
+            (Limit::AtMostUs(5), None, None, 5_000),
+        ] {
+            assert_eq!(cap_by(allowed, wanted, limit), ns, "{limit:?} {allowed:?} {wanted:?}");
+        }
     }
 
     #[test]
@@ -428,7 +445,7 @@ mod tests {
             signals::set_poll_us(wanted);
             let mut looks = 0;
             for _ in 0..16 {
-                spin(Peers::OtherCpus, || {
+                spin(Peers::OtherCpus, Limit::Configured, || {
                     looks += 1;
                     false
                 });

@@ -92,6 +92,29 @@ fn a_program_is_named_by_its_file_or_by_what_was_started() {
 }
 
 #[test]
+fn a_rule_says_how_long_waits_poll_and_whether_there_is_a_trace() {
+    let of = |text: &str| {
+        let rules = resolve(&format!("[rule r]\n{text}\n")).unwrap();
+        let rule = rules.into_iter().next().unwrap();
+        assert_eq!(rule.paths(), None, "it takes the paths that it would take");
+        (rule.poll_us(), rule.trace(), rule.to_string())
+    };
+    assert_eq!(of("poll=0").0, Some(0));
+    assert_eq!((of("poll=60us").0, of("poll=2ms").0, of("poll = 10 ms").0), {
+        (Some(60), Some(2_000), Some(10_000))
+    });
+    assert_eq!((of("trace=0").1, of("trace=1").1, of("poll=0").1), (Some(false), Some(true), None));
+    assert_eq!(of("trace=1\npoll=2ms").2, "[rule r]\npoll=2000us\ntrace=1\n");
+    assert_eq!(of("port=1\npoll=0us").2, "[rule r]\nport=1\npoll=0\n");
+    let spoilt = Rule::unreadable("r");
+    assert_eq!((spoilt.poll_us(), spoilt.trace()), (None, None));
+    let both = one("poll=1us\ntrace=0");
+    assert_eq!((both.paths(), both.poll_us(), both.trace()), {
+        (Some(Paths::TCP), Some(1), Some(false))
+    });
+}
+
+#[test]
 fn mistakes_say_where_what_why_and_what_is_valid() {
     let error = |rule: &str| {
         let errors = resolve(rule).unwrap_err();
@@ -119,7 +142,21 @@ fn mistakes_say_where_what_why_and_what_is_valid() {
         ("[rule r]\nports=1\naccelerate=0", "unknown key of a rule; valid: program, user, port"),
         ("[rule r]\nNACC_LOG_LEVEL=1\naccelerate=0", "unknown key of a rule"),
         ("[rule r]\nport=1\nport=2\naccelerate=0", "/f:5: port=2: given twice"),
-        ("[rule r]\nport=1", "/f:3: [rule r]: a rule that says nothing; valid: accelerate=0"),
+        ("[rule r]\nport=1", "/f:3: [rule r]: a rule that says nothing; valid: accelerate=, paths"),
+        ("[rule r]\ntrace=2", "/f:4: trace=2: neither 0 nor 1; valid: 0 or 1"),
+        ("[rule r]\npoll=1", "/f:4: poll=1: not a time with its unit; valid: 0, or a time to 10ms"),
+        ("[rule r]\npoll=", "not a time with its unit"),
+        ("[rule r]\npoll=ms", "not a time with its unit"),
+        ("[rule r]\npoll=-1us", "not a time with its unit"),
+        ("[rule r]\npoll=1.5ms", "not a time with its unit"),
+        ("[rule r]\npoll=10001us", "too long; valid: 0, or a time to 10ms"),
+        ("[rule r]\npoll=4294968ms", "too long"),
+        ("[rule r]\npoll=99999999999us", "too long"),
+        (
+            "[rule r]\nwait=1",
+            "a rule; valid: program, user, port, address, direction, accelerate, \
+                             paths, poll, trace",
+        ),
         ("[rule r]\naccelerate=0\npaths=shm", "contradict each other; valid: one of both"),
         ("[rule r]\naccelerate=1\npaths=tcp", "contradict each other"),
         ("[rule]\naccelerate=0", "/f:3: [rule]: a rule without a proper name; valid: [rule NAME]"),

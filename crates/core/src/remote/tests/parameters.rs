@@ -2,6 +2,7 @@
 
 use super::*;
 use crate::channel::Peers;
+use crate::socket::Limit;
 use crate::wait;
 use netacc_control::config::Config;
 use netacc_control::stats::Counter;
@@ -48,7 +49,8 @@ fn count(counter: Counter) -> u64 {
 fn waits(rig: &mut Rig, i: usize, poll_ms: Option<u32>) -> (u64, bool) {
     let config = Config { poll_ms, ..crate::config::get().clone() };
     // As where polling has paid so far.
-    let pays = || assert!((0..16).all(|_| wait::spin(Peers::OtherHosts, || true)));
+    let pays =
+        || assert!((0..16).all(|_| wait::spin(Peers::OtherHosts, Limit::Configured, || true)));
     let fabric = rig.hosts[0].fabric.clone();
     crate::config::with(config, || {
         if poll_ms != Some(0) {
@@ -146,7 +148,7 @@ fn what_comes_while_a_thread_polls_needs_no_interrupt() {
         let config = Config { poll_ms, ..crate::config::get().clone() };
         crate::config::with(config, || {
             if polls {
-                assert!((0..16).all(|_| wait::spin(Peers::OtherHosts, || true)));
+                assert!((0..16).all(|_| wait::spin(Peers::OtherHosts, Limit::Configured, || true)));
             }
             let (arms, won) = (rig.calls(0, Call::Arm), count(Counter::SpinsWon));
             for _ in 0..ROUNDS {

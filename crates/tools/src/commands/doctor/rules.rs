@@ -13,6 +13,22 @@ const REMEDY: &str =
 
 /// What a rule does, in words.
 fn effect(rule: &Rule) -> String {
+    let mut effect = paths_of(rule);
+    match rule.poll_us() {
+        None => {}
+        Some(0) => effect += "; waits for it do not poll",
+        Some(us) => effect += &format!("; waits for it poll for {us} us at most"),
+    }
+    match rule.trace() {
+        None => {}
+        Some(true) => effect += "; it is traced",
+        Some(false) => effect += "; it is not traced",
+    }
+    effect
+}
+
+/// Which paths it leaves.
+fn paths_of(rule: &Rule) -> String {
     match rule.paths() {
         _ if rule.is_of_unreadable_file() => {
             String::from("(its library could not read netacc.conf) keeps everything on TCP")
@@ -144,6 +160,22 @@ mod tests {
         );
         assert_eq!(of(81), ["problem: c, to 127.0.0.1:81: keeps it on TCP"]);
         assert!(of(91).is_empty());
+    }
+
+    #[test]
+    fn a_rule_says_all_that_it_does() {
+        for (text, said) in [
+            ("poll=0", "lets it take any path of NACC_PATHS; waits for it do not poll"),
+            (
+                "paths=shm\npoll=2ms\ntrace=1",
+                "lets it take shm alone; waits for it poll for 2000 us at most; it is traced",
+            ),
+            ("accelerate=0\ntrace=0", "keeps it on TCP; it is not traced"),
+            ("accelerate=1", "lets it take any path of NACC_PATHS"),
+        ] {
+            assert_eq!(effect(&rules(&format!("[rule r]\n{text}\n"))[0]), said);
+        }
+        assert!(effect(&Rule::unreadable("r")).ends_with("keeps all that comes to it on TCP"));
     }
 
     #[test]

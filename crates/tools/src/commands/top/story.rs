@@ -136,7 +136,8 @@ impl Story {
             ),
             None => String::from(
                 "No trace of this process may be read: it has one when a connection of its lives \
-                 for more than a request, unless its system calls are filtered.",
+                 for more than a request, unless a rule has trace=0 for it, or its system calls are \
+                 filtered.",
             ),
             Some(trace) => format!(
                 "This connection has no events in the trace: it has not lived for more than a \
