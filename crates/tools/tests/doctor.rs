@@ -2,7 +2,9 @@
 
 mod support;
 
-use netacc_control::stats::{CONNS_OFFSET, Header, MAGIC, MEMFD_NAME, VERSION};
+use netacc_control::stats::{
+    CONNS_OFFSET, Counter, Header, MAGIC, MEMFD_NAME, REASON_SLOTS, Reason, VERSION,
+};
 use rustix::fs::{MemfdFlags, memfd_create};
 use serde_json::Value;
 use std::ffi::OsStr;
@@ -43,6 +45,7 @@ fn finding<'a>(told: &'a Value, check: &str, level: &str) -> &'a Value {
     found.unwrap_or_else(|| panic!("no {level} of {check}: {told:#}"))
 }
 
+/// A finding has that text, and says what mends it.
 fn says(finding: &Value, text: &str) {
     let found = finding["found"].as_str().unwrap();
     assert!(found.contains(text), "{text}: {finding}");
@@ -291,25 +294,243 @@ fn a_connection_within_the_host_depends_on_who_listens() {
     says(finding(&told, "listener", "problem"), "nobody listens");
 }
 
+/// A program that listens and has the library, with statistics that a test writes.
+struct Server {
+    process: Running,
+    statistics: File,
+    place: String,
+}
+
+impl Server {
+    fn new(library: &Path) -> Server {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let place = listener.local_addr().unwrap().to_string();
+        let statistics = File::from(memfd_create(MEMFD_NAME, MemfdFlags::CLOEXEC).unwrap());
+        statistics.set_len(CONNS_OFFSET as u64).unwrap();
+        // (It holds both.)
+        let mut command = Command::new("sleep");
+        command.arg("1000").env("LD_PRELOAD", library).stdin(OwnedFd::from(listener));
+        let process = Running(command.stdout(statistics.try_clone().unwrap()).spawn().unwrap());
+        drop(command);
+        wait_for_maps(&process, "libnetacc-preload.so");
+        let server = Server { process, statistics, place };
+        server.put(offset_of!(Header, magic), &MAGIC.to_ne_bytes());
+        server.put(offset_of!(Header, version), &VERSION.to_ne_bytes());
+        server.put(offset_of!(Header, pid), &server.process.0.id().to_ne_bytes());
+        server
+    }
+
+    fn put(&self, at: usize, bytes: &[u8]) {
+        self.statistics.write_all_at(bytes, at as u64).unwrap();
+    }
+}
+
 #[test]
-fn which_library_a_server_has_is_said() {
+fn what_a_process_counts_and_has_as_rules_is_said() {
+    let scratch = Scratch::new();
+    let library = scratch.library();
+    let server = Server::new(&library);
+    let pid = server.process.pid();
+    let counters = [
+        Counter::AuthFailures,
+        Counter::PeerCorrupt,
+        Counter::ChannelsFailed,
+        Counter::RecordsExhausted,
+        Counter::LogLinesDropped,
+        Counter::RdmaPairsLost,
+    ];
+    let all = |told: &Value, check: &str| -> Vec<String> {
+        let all = told["findings"].as_array().unwrap().iter().filter(|f| f["check"] == check);
+        all.map(|f| {
+            says(f, "");
+            assert_eq!(f["level"], "note");
+            f["found"].as_str().unwrap().to_owned()
+        })
+        .collect()
+    };
+    let (told, status) = told(&mut doctor(&library), &[&pid]);
+    assert_eq!((status, all(&told, "counter").len()), (Some(0), 0), "{told:#}");
+    for (value, counter) in (7u64..).zip(counters) {
+        server.put(offset_of!(Header, counters) + 8 * counter as usize, &value.to_ne_bytes());
+    }
+    let last = REASON_SLOTS - 1;
+    server.put(offset_of!(Header, reasons) + 8 * last, &3u64.to_ne_bytes());
+    let sampled = Reason::SampledOut as usize;
+    server.put(offset_of!(Header, reasons) + 8 * sampled, &5u64.to_ne_bytes());
+    // Rules without what stands behind them: there was no room.
+    let text = "[netacc]\n[rule a]\naccelerate=0\n[rule b]\n";
+    server.put(offset_of!(Header, config), text.as_bytes());
+    server.put(offset_of!(Header, config_len), &(text.len() as u32).to_ne_bytes());
+    let (told, status) = self::told(&mut doctor(&library), &[&pid]);
+    assert_eq!(status, Some(0), "{told:#}");
+    let said = all(&told, "counter");
+    for (value, counter) in (7u64..).zip(counters) {
+        let text = format!("{} is {value}. ", counter.name());
+        assert!(said.iter().any(|found| found.starts_with(&text)), "{text}: {said:?}");
+    }
+    let said = all(&told, "reason");
+    assert!(said.iter().any(|found| found.starts_with("3 connections: ")), "{said:?}");
+    assert!(said.iter().any(|found| found.starts_with("sampled-out: 5 connections")), "{said:?}");
+    says(finding(&told, "rule", "note"), "more rules than it can show");
+}
+
+#[test]
+fn statistics_of_another_release_are_in_the_way() {
+    let scratch = Scratch::new();
+    let library = scratch.library();
+    let server = Server::new(&library);
+    server.put(offset_of!(Header, version), &(VERSION + 1).to_ne_bytes());
+    let (told, status) = told(&mut doctor(&library), &[server.process.pid()]);
+    assert_eq!(status, Some(1), "{told:#}");
+    assert!(finding(&told, "process", "problem")["remedy"].as_str().unwrap().contains("release"));
+    let (told, status) = self::told(&mut doctor(&library), &[&server.place]);
+    assert_eq!(status, Some(1), "{told:#}");
+    says(finding(&told, "listener", "problem"), &format!("process {} ", server.process.pid()));
+}
+
+#[test]
+fn a_preload_that_was_in_vain_is_told_from_none() {
+    let scratch = Scratch::new();
+    let library = scratch.library();
+    let mut command = Command::new("sleep");
+    command.arg("1000").env("LD_PRELOAD", "/nowhere/libnetacc-preload.so").stderr(Stdio::null());
+    let process = Running::new(&mut command);
+    wait_for_program(&process, "sleep");
+    let (told, status) = told(&mut doctor(&library), &[process.pid()]);
+    assert_eq!(status, Some(1), "{told:#}");
+    says(finding(&told, "process", "problem"), "was started with LD_PRELOAD, and has not loaded");
+}
+
+#[test]
+fn many_processes_that_listen_are_not_all_named() {
     let scratch = Scratch::new();
     let library = scratch.library();
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let place = listener.local_addr().unwrap().to_string();
-    let statistics = File::from(memfd_create(MEMFD_NAME, MemfdFlags::CLOEXEC).unwrap());
-    statistics.set_len(CONNS_OFFSET as u64).unwrap();
-    // A program that holds both, and has the library.
-    let mut command = Command::new("sleep");
-    command.arg("1000").env("LD_PRELOAD", &library).stdin(OwnedFd::from(listener));
-    let server = Running(command.stdout(statistics.try_clone().unwrap()).spawn().unwrap());
-    drop(command);
-    wait_for_maps(&server, "libnetacc-preload.so");
-    let put = |at: usize, bytes: &[u8]| statistics.write_all_at(bytes, at as u64).unwrap();
-    put(offset_of!(Header, magic), &MAGIC.to_ne_bytes());
-    put(offset_of!(Header, version), &VERSION.to_ne_bytes());
-    put(offset_of!(Header, pid), &server.0.id().to_ne_bytes());
-    let version = |packed: u64| put(offset_of!(Header, library), &packed.to_ne_bytes());
+    let hold = || {
+        let mut command = Command::new("sleep");
+        Running(
+            command
+                .arg("1000")
+                .stdin(listener.try_clone().map(OwnedFd::from).unwrap())
+                .spawn()
+                .unwrap(),
+        )
+    };
+    // (This process is one more.)
+    let _held: [_; 9] = std::array::from_fn(|_| hold());
+    let (told, _) = told(&mut doctor(&library), &[place]);
+    // (Children that other tests are about to start have it for a moment.)
+    says(finding(&told, "listener", "note"), " more processes listen on ");
+}
+
+#[test]
+fn a_name_that_nobody_knows_is_unknown() {
+    let scratch = Scratch::new();
+    let library = scratch.library();
+    let (told, status) = told(&mut doctor(&library), &["no-such-host.invalid:80"]);
+    assert_eq!((status, &told["verdict"]), (Some(2), &"unknown".into()));
+    says(finding(&told, "resolve", "problem"), "no-such-host.invalid: ");
+}
+
+/// Calls of a C program, before it becomes the one that its words name.
+fn confined(scratch: &Scratch, name: &str, calls: &str) -> Option<std::path::PathBuf> {
+    let text = format!(
+        "#include <errno.h>\n#include <linux/filter.h>\n#include <linux/seccomp.h>\n\
+         #include <stddef.h>\n#include <sys/prctl.h>\n#include <sys/socket.h>\n\
+         #include <sys/syscall.h>\n#include <unistd.h>\n\
+         int main(int argc, char **argv) {{ (void)argc; (void)argv;\n{calls}\n}}\n"
+    );
+    scratch.compile(name, &text, &[])
+}
+
+#[test]
+fn what_a_filter_refuses_here_is_named() {
+    let scratch = Scratch::new();
+    let library = scratch.library();
+    // Neither memfd_create, nor a socket of AF_NETLINK.
+    let calls = "\
+        struct sock_filter all[] = {\n\
+        BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(struct seccomp_data, nr)),\n\
+        BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, SYS_memfd_create, 0, 1),\n\
+        BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ERRNO | EPERM),\n\
+        BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, SYS_socket, 0, 3),\n\
+        BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(struct seccomp_data, args[0])),\n\
+        BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, AF_NETLINK, 0, 1),\n\
+        BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ERRNO | EAFNOSUPPORT),\n\
+        BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW) };\n\
+        struct sock_fprog program = { sizeof all / sizeof *all, all };\n\
+        if (prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)) return 2;\n\
+        if (prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &program)) return 3;\n\
+        execv(argv[1], argv + 1); return 4;";
+    let filtered = confined(&scratch, "refusing", calls).unwrap();
+    let here = || {
+        let mut here = Command::new(&filtered);
+        here.arg(env!("CARGO_BIN_EXE_netacc")).env("NETACC_LIB", &library);
+        here.env("NACC_LOG_PATH", "").arg("doctor");
+        here
+    };
+    let (told, status) = told::<&str>(&mut here(), &[]);
+    assert_eq!(status, Some(1), "{told:#}");
+    says(finding(&told, "memfd", "problem"), "memfd_create: ");
+    says(finding(&told, "sock_diag", "note"), "does not say who holds a connection");
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let place = listener.local_addr().unwrap().to_string();
+    let (told, _) = self::told(&mut here(), &[place]);
+    says(finding(&told, "addresses", "note"), "rtnetlink: ");
+}
+
+#[test]
+fn a_process_that_can_use_no_socket_or_waits_in_the_kernel_is_seen() {
+    let scratch = Scratch::new();
+    let library = scratch.library();
+    let strict = "char byte; if (prctl(PR_SET_SECCOMP, SECCOMP_MODE_STRICT)) return 2;\n\
+                  return (int)read(0, &byte, 1);";
+    let strict = Running::new(&mut Command::new(confined(&scratch, "strict", strict).unwrap()));
+    let status = |pid: &str| std::fs::read_to_string(format!("/proc/{pid}/status")).unwrap();
+    let until = |pid: &str, line: &str| {
+        let end = Instant::now() + Duration::from_secs(60);
+        while !status(pid).contains(line) {
+            assert!(Instant::now() < end, "{line} of {pid}");
+            std::thread::sleep(Duration::from_millis(5));
+        }
+    };
+    until(&strict.pid(), "\nSeccomp:\t1");
+    let (told, code) = told(&mut doctor(&library), &[strict.pid()]);
+    assert_eq!(code, Some(1), "{told:#}");
+    says(finding(&told, "seccomp", "problem"), "it can use no socket");
+
+    // A parent waits so for a child by vfork, which ends with its standard input.
+    let waits = "char byte; if (vfork() == 0) _exit((int)read(0, &byte, 1)); return 0;";
+    let waits = Running::new(&mut Command::new(confined(&scratch, "waits", waits).unwrap()));
+    until(&waits.pid(), "\nState:\tD");
+    let (told, _) = self::told(&mut doctor(&library), &[waits.pid()]);
+    says(finding(&told, "state", "note"), "uninterruptible");
+}
+
+#[test]
+fn a_loader_that_is_not_the_system_s_is_not_run() {
+    let scratch = Scratch::new();
+    let library = scratch.library();
+    let loader = scratch.write("loader", "not one");
+    std::fs::set_permissions(&loader, std::fs::Permissions::from_mode(0o777)).unwrap();
+    // (It looks like glibc's by its name.)
+    let named = scratch.path("ld-linux-x86-64.so.2");
+    std::fs::rename(&loader, &named).unwrap();
+    let argument = format!("-Wl,--dynamic-linker={}", named.display());
+    let hello = scratch.compile("hello", HELLO, &[&argument]).unwrap();
+    let (told, status) = told(&mut doctor(&library), &[&hello]);
+    assert_eq!(status, Some(0), "{told:#}");
+    says(finding(&told, "loader", "note"), "is not the system's, and was not asked");
+}
+
+#[test]
+fn which_library_a_server_has_is_said() {
+    let scratch = Scratch::new();
+    let library = scratch.library();
+    let server = Server::new(&library);
+    let place = server.place.clone();
+    let version = |packed: u64| server.put(offset_of!(Header, library), &packed.to_ne_bytes());
 
     version(netacc_control::stats::LIBRARY);
     let (told, status) = told(&mut doctor(&library), &[&place]);
@@ -423,4 +644,38 @@ fn text_has_80_columns_and_a_verdict() {
     let long: Vec<&str> = ran.out.lines().filter(is_long).collect();
     assert!(long.is_empty(), "{long:?}");
     assert!(ran.out.contains("\nNothing is in the way. ("), "{}", ran.out);
+}
+
+/// What it says of a place, in a network namespace of its own with what the words of a shell make
+/// there; `None` where there can be none such.
+fn told_in_a_network(library: &Path, made: &str, place: &str) -> Option<(Value, Option<i32>)> {
+    let mut command = Command::new("unshare");
+    command.args(["-rn", "sh", "-c", &format!("{made} || exit 77; exec \"$@\"")]);
+    command.args(["sh", env!("CARGO_BIN_EXE_netacc"), "doctor", "--json", place]);
+    command.env("NETACC_LIB", library).env("NACC_LOG_PATH", "");
+    let ran = command.output().ok()?;
+    let told = serde_json::from_slice(&ran.stdout).ok()?;
+    Some((told, ran.status.code()))
+}
+
+#[test]
+fn a_host_that_cannot_be_reached_is_told_from_one_that_does_not_answer() {
+    let scratch = Scratch::new();
+    let library = scratch.library();
+    let place = "192.0.2.9:80";
+    let Some((told, status)) = told_in_a_network(&library, "true", place) else { return };
+    assert_eq!(status, Some(1), "{told:#}");
+    says(finding(&told, "route", "problem"), "to 192.0.2.9: ");
+    // All of that network is here, and nobody listens.
+    let made = "ip address add 192.0.2.1/24 dev lo && ip link set lo up";
+    let Some((told, status)) = told_in_a_network(&library, made, place) else { return };
+    assert_eq!(status, Some(1), "{told:#}");
+    finding(&told, "route", "ok");
+    says(finding(&told, "server", "problem"), "nobody listens on 192.0.2.9:80");
+    says(finding(&told, "path", "problem"), "belongs to no RDMA device here");
+    let made = "ip link add net type dummy && ip address add 192.0.2.1/24 dev net && \
+                ip link set net up";
+    let Some((told, status)) = told_in_a_network(&library, made, place) else { return };
+    assert_eq!(status, Some(1), "{told:#}");
+    says(finding(&told, "server", "problem"), "192.0.2.9:80 does not answer: ");
 }

@@ -27,7 +27,7 @@ pub fn look(findings: &mut Findings) {
     }
     limits("/proc/self", rdma::has_devices(), findings);
     confinement(findings);
-    sysctls(findings);
+    sysctls(Path::new("/proc/sys"), rdma::has_devices(), findings);
     rdma::devices(findings);
 }
 
@@ -193,21 +193,7 @@ pub fn effect(config: &Config, findings: &mut Findings) {
 
 /// What the kernel has of what the library uses.
 fn kernel(findings: &mut Findings) {
-    let release = look::file("/proc/sys/kernel/osrelease").unwrap_or_default();
-    let machine = std::env::consts::ARCH;
-    match number_of(&release) {
-        Some(version) if version < (5, 9) => findings.problem(
-            "kernel",
-            format!("Linux {release} lacks calls that the library needs (close_range)"),
-            "Linux 5.9 or later; 5.12 for RDMA",
-        ),
-        Some(version) if version < (5, 12) => findings.note(
-            "kernel",
-            format!("Linux {release} will do within a host; RDMA needs 5.12"),
-            "Linux 5.12 or later",
-        ),
-        _ => findings.ok("kernel", format!("Linux {release} on {machine}")),
-    }
+    release(&look::file("/proc/sys/kernel/osrelease").unwrap_or_default(), findings);
     match memfd_create("netacc-doctor", MemfdFlags::CLOEXEC) {
         Ok(_) => findings.ok("memfd", "memory can be shared"),
         Err(error) => findings.problem(
@@ -227,6 +213,24 @@ fn kernel(findings: &mut Findings) {
             ),
             "modprobe -a tcp_diag inet_diag; AF_NETLINK in RestrictAddressFamilies= of the unit",
         ),
+    }
+}
+
+/// What a kernel of that release can do.
+fn release(release: &str, findings: &mut Findings) {
+    let machine = std::env::consts::ARCH;
+    match number_of(release) {
+        Some(version) if version < (5, 9) => findings.problem(
+            "kernel",
+            format!("Linux {release} lacks calls that the library needs (close_range)"),
+            "Linux 5.9 or later; 5.12 for RDMA",
+        ),
+        Some(version) if version < (5, 12) => findings.note(
+            "kernel",
+            format!("Linux {release} will do within a host; RDMA needs 5.12"),
+            "Linux 5.12 or later",
+        ),
+        _ => findings.ok("kernel", format!("Linux {release} on {machine}")),
     }
 }
 
@@ -340,18 +344,19 @@ fn hidden(mounts: &str, findings: &mut Findings) {
     }
 }
 
-/// Settings of the kernel that matter, or are believed to.
-fn sysctls(findings: &mut Findings) {
-    if let Some(scope) = look::number("/proc/sys/kernel/yama/ptrace_scope") {
+/// Settings of the kernel that matter, or are believed to, below that directory.
+fn sysctls(directory: &Path, has_rdma: bool, findings: &mut Findings) {
+    let number = |name: &str| look::file(directory.join(name))?.trim().parse::<u64>().ok();
+    if let Some(scope) = number("kernel/yama/ptrace_scope") {
         findings.ok("yama", format!("ptrace_scope is {scope}, which keeps nothing from working"));
     }
-    if let Some(value) = look::number("/proc/sys/vm/memfd_noexec")
+    if let Some(value) = number("vm/memfd_noexec")
         && value >= 2
     {
         let found = format!("vm.memfd_noexec={value}: the library cannot make its statistics");
         findings.problem("sysctl", found, "sysctl -w vm.memfd_noexec=1");
     }
-    if let Some(value) = look::number("/proc/sys/net/ipv4/tcp_timestamps") {
+    if let Some(value) = number("net/ipv4/tcp_timestamps") {
         match value {
             1 => findings.ok("sysctl", "net.ipv4.tcp_timestamps is 1"),
             _ => findings.note(
@@ -364,8 +369,9 @@ fn sysctls(findings: &mut Findings) {
             ),
         }
     }
-    let reserved = look::file("/proc/sys/net/ipv4/ip_local_reserved_ports").unwrap_or_default();
-    if !reserved.is_empty() && rdma::has_devices() {
+    let reserved =
+        look::file(directory.join("net/ipv4/ip_local_reserved_ports")).unwrap_or_default();
+    if !reserved.is_empty() && has_rdma {
         findings.ok("sysctl", format!("ports that the library leaves alone: {reserved}"));
     }
 }
@@ -434,6 +440,116 @@ mod tests {
                 assert!(level == "note" && found.contains(value), "{level} {found}");
             }
         }
+    }
+
+    #[test]
+    fn settings_of_the_kernel_that_matter_are_named() {
+        let directory = std::env::temp_dir().join(format!("netacc-sysctl-{}", std::process::id()));
+        let files = [
+            "vm/memfd_noexec",
+            "net/ipv4/tcp_timestamps",
+            "net/ipv4/ip_local_reserved_ports",
+            "kernel/yama/ptrace_scope",
+        ];
+        for (values, has_rdma, checks) in [
+            (["2", "1", "", "3"], true, &["yama ok", "sysctl problem", "sysctl ok"][..]),
+            (["1", "0", "26379", "0"], false, &["yama ok", "sysctl note"]),
+            (["0", "2", "26379", "0"], true, &["yama ok", "sysctl note", "sysctl ok"]),
+            (["", "", "", ""], true, &[]),
+        ] {
+            for (name, value) in files.iter().zip(values) {
+                let file = directory.join(name);
+                fs::create_dir_all(file.parent().unwrap()).unwrap();
+                fs::write(file, format!("{value}\n")).unwrap();
+            }
+            let mut findings = Findings::default();
+            sysctls(&directory, has_rdma, &mut findings);
+            let told = findings.json("host", "h");
+            let all = told["findings"].as_array().unwrap().iter();
+            let is = |f: &serde_json::Value| {
+                format!("{} {}", f["check"].as_str().unwrap(), f["level"].as_str().unwrap())
+            };
+            assert_eq!(all.map(is).collect::<Vec<_>>(), checks, "{values:?}");
+        }
+        fs::remove_dir_all(&directory).unwrap();
+    }
+
+    #[test]
+    fn a_kernel_that_is_too_old_is_in_the_way_of_what_it_lacks() {
+        for (text, level) in [
+            ("4.19.0-27", "problem"),
+            ("5.8.18", "problem"),
+            ("5.9.0", "note"),
+            ("5.11.22", "note"),
+            ("5.12.0", "ok"),
+            ("6.18.44-x", "ok"),
+            ("what?", "ok"),
+        ] {
+            let mut findings = Findings::default();
+            release(text, &mut findings);
+            let (is, found) = said(&findings, "kernel").unwrap();
+            assert!(is == level && found.contains(text), "{text}: {is}, {found}");
+        }
+    }
+
+    #[test]
+    fn what_the_configuration_leaves_on_tcp_is_named() {
+        let all = Config::default();
+        let paths = |text: &str| {
+            let paths = netacc_control::config::Paths::parse(text).unwrap();
+            Config { paths, ..all.clone() }
+        };
+        for (config, level, text) in [
+            (
+                Config { accelerate_by_default: false, ..all.clone() },
+                "problem",
+                "turns acceleration",
+            ),
+            (Config { accelerate_percent: 0, ..all.clone() }, "problem", "every new connection"),
+            (Config { accelerate_percent: 30, ..all.clone() }, "note", "=30 leaves the others"),
+            (paths("tcp"), "problem", "leaves every connection on TCP"),
+            (paths("shm"), "note", "=shm leaves connections between hosts on TCP"),
+            (paths("rdma"), "note", "within the host without RDMA"),
+        ] {
+            let mut findings = Findings::default();
+            effect(&config, &mut findings);
+            let (is, found) = said(&findings, "config").unwrap();
+            assert!(is == level && found.contains(text), "{text}: {is}, {found}");
+        }
+        let mut findings = Findings::default();
+        effect(&all, &mut findings);
+        assert!(said(&findings, "config").is_none());
+    }
+
+    #[test]
+    fn few_open_files_are_worth_a_note_and_too_few_are_in_the_way() {
+        let directory = std::env::temp_dir().join(format!("netacc-files-{}", std::process::id()));
+        for fd in 0..8 {
+            fs::create_dir_all(directory.join("fd").join(fd.to_string())).unwrap();
+        }
+        fs::write(directory.join("status"), "Name:\tx\nCapEff:\t0\n").unwrap();
+        for (files, level) in
+            [("39", "problem"), ("40", "note"), ("255", "note"), ("256", "ok"), ("unlimited", "ok")]
+        {
+            let limits = format!("Max open files  {files} {files} files\n");
+            fs::write(directory.join("limits"), limits).unwrap();
+            let mut findings = Findings::default();
+            super::limits(directory.to_str().unwrap(), false, &mut findings);
+            assert_eq!(said(&findings, "nofile").unwrap().0, level, "{files}");
+        }
+        fs::remove_dir_all(&directory).unwrap();
+    }
+
+    #[test]
+    fn a_library_where_nothing_may_be_loaded_from_is_named() {
+        let mounts = look::file("/proc/self/mounts").unwrap();
+        let proc = mounts.lines().rfind(|line| line.split(' ').nth(1) == Some("/proc")).unwrap();
+        let options = proc.split(' ').nth(3).unwrap();
+        let is_noexec = options.split(',').any(|option| option == "noexec");
+        let said = cannot_be_mapped(Path::new("/proc/self/status"));
+        assert_eq!(said.is_some(), is_noexec, "{proc}: {said:?}");
+        let this_program = std::env::current_exe().unwrap();
+        assert_eq!(cannot_be_mapped(&this_program), None, "it was loaded from there");
     }
 
     #[test]

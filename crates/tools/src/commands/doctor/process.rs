@@ -286,3 +286,32 @@ fn namespaces(pid: u32, directory: &str, findings: &mut Findings) {
         ),
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_its_configuration_leaves_on_tcp_is_in_the_way() {
+        for (text, found) in [
+            ("NACC_ENABLE_RDMA_DEFAULT=0 # live", "NACC_ENABLE_RDMA_DEFAULT=0 (live)"),
+            ("NACC_CONNECT_RDMA_PERCENT=0 # file:3", "NACC_CONNECT_RDMA_PERCENT=0 (file)"),
+            ("NACC_PATHS=tcp # environment", "NACC_PATHS=tcp (environment)"),
+            ("NACC_PATHS=shm # default\nNACC_POLL_MS=0 # live", ""),
+        ] {
+            let mut findings = Findings::default();
+            configured(&format!("[netacc]\n{text}\n"), &mut findings);
+            let told = findings.json("process", "p");
+            let said: Vec<_> = told["findings"].as_array().unwrap().iter().collect();
+            match found {
+                "" => assert!(said.is_empty(), "{told:#}"),
+                _ => assert!(
+                    said.len() == 1
+                        && said[0]["level"] == "problem"
+                        && said[0]["found"].as_str().unwrap().starts_with(found),
+                    "{told:#}"
+                ),
+            }
+        }
+    }
+}

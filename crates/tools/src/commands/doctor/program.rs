@@ -189,3 +189,36 @@ fn complaints(program: &Path, loader: &Path, preload: &OsStr) -> Vec<String> {
         .map(|line| line.trim_start_matches("ERROR: ld.so: ").to_owned())
         .collect()
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_obstacle_has_a_remedy_of_its_own() {
+        let target = this_machine().unwrap();
+        let all = [
+            (Obstacle::Static, "link it dynamically"),
+            (Obstacle::Go { dynamic: true }, "put a proxy"),
+            (Obstacle::Privileged("has file capabilities"), "setcap -r /bin/x"),
+            (Obstacle::Privileged("is set-user-ID"), "cp --no-preserve=mode /bin/x"),
+            (Obstacle::OtherTarget { program: target, library: target }, "install the program for"),
+            (Obstacle::OtherLibc(String::from("/lib/ld-musl-x86_64.so.1")), "instead of Alpine"),
+        ];
+        for (obstacle, text) in all {
+            let verdict = Verdict { program: PathBuf::from("/bin/x"), obstacle };
+            assert!(remedy(&verdict).contains(text), "{text}: {}", remedy(&verdict));
+        }
+    }
+
+    #[test]
+    fn what_cannot_be_read_is_not_judged() {
+        let mut findings = Findings::default();
+        let target = this_machine().unwrap();
+        assert!(!obstacle(Path::new("/nowhere/x"), None, target, &mut findings));
+        let told = findings.json("program", "x");
+        let found = &told["findings"][0];
+        assert!(found["level"] == "note", "{told:#}");
+        assert!(found["found"].as_str().unwrap().contains("cannot be read"), "{told:#}");
+    }
+}

@@ -202,6 +202,31 @@ mod tests {
     use std::fs;
 
     #[test]
+    fn a_port_that_cannot_be_used_is_in_the_way() {
+        let port = |state: &str, gids: &[&str], interfaces: &[&str]| Port {
+            device: String::from("rxe0"),
+            number: String::from("1"),
+            state: String::from(state),
+            layer: String::from("Ethernet"),
+            interfaces: interfaces.iter().map(|name| String::from(*name)).collect(),
+            gids: gids.iter().map(|gid| gid.parse().unwrap()).collect(),
+        };
+        for (port, level, remedy) in [
+            (port("ACTIVE", &["fe80::1"], &["eth0"]), "ok", ""),
+            (port("ACTIVE", &[], &["eth0"]), "problem", "ip address add … dev eth0"),
+            (port("DOWN", &["fe80::1"], &["eth0"]), "problem", "ip link set eth0 up; rdma link"),
+            (port("INIT", &[], &[]), "problem", "rdma link; ibv_devinfo -d rxe0"),
+        ] {
+            let mut findings = Findings::default();
+            super::state(&port, &mut findings);
+            let told = findings.json("host", "h");
+            let found = &told["findings"][0];
+            assert!(found["level"] == level && found["check"] == "rdma-port", "{told:#}");
+            assert!(found["remedy"].as_str().unwrap_or("").contains(remedy), "{told:#}");
+        }
+    }
+
+    #[test]
     fn ports_are_read_from_sysfs() {
         let root = std::env::temp_dir().join(format!("netacc-doctor-{}", std::process::id()));
         let write = |path: &str, text: &str| {
