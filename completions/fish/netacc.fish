@@ -204,7 +204,7 @@ complete -c netacc -n "__fish_netacc_using_subcommand trace; and not __fish_seen
 complete -c netacc -n "__fish_netacc_using_subcommand trace; and not __fish_seen_subcommand_from list show histogram export help" -s V -l version -d 'Print version'
 complete -c netacc -n "__fish_netacc_using_subcommand trace; and not __fish_seen_subcommand_from list show histogram export help" -f -a "list" -d 'Show which traces there are'
 complete -c netacc -n "__fish_netacc_using_subcommand trace; and not __fish_seen_subcommand_from list show histogram export help" -f -a "show" -d 'Show the events of connections'
-complete -c netacc -n "__fish_netacc_using_subcommand trace; and not __fish_seen_subcommand_from list show histogram export help" -f -a "histogram" -d 'Show how long sleeps, wake-ups and agreements took'
+complete -c netacc -n "__fish_netacc_using_subcommand trace; and not __fish_seen_subcommand_from list show histogram export help" -f -a "histogram" -d 'Show how long wake-ups, sleeps, agreements and answers took'
 complete -c netacc -n "__fish_netacc_using_subcommand trace; and not __fish_seen_subcommand_from list show histogram export help" -f -a "export" -d 'Write the events for the viewers of Chrome and Perfetto'
 complete -c netacc -n "__fish_netacc_using_subcommand trace; and not __fish_seen_subcommand_from list show histogram export help" -f -a "help" -d 'Print this message or the help of the given subcommand(s)'
 complete -c netacc -n "__fish_netacc_using_subcommand trace; and __fish_seen_subcommand_from list" -l json -d 'Print JSON'
@@ -231,7 +231,7 @@ complete -c netacc -n "__fish_netacc_using_subcommand trace; and __fish_seen_sub
 complete -c netacc -n "__fish_netacc_using_subcommand trace; and __fish_seen_subcommand_from export" -s h -l help -d 'Print help'
 complete -c netacc -n "__fish_netacc_using_subcommand trace; and __fish_seen_subcommand_from help" -f -a "list" -d 'Show which traces there are'
 complete -c netacc -n "__fish_netacc_using_subcommand trace; and __fish_seen_subcommand_from help" -f -a "show" -d 'Show the events of connections'
-complete -c netacc -n "__fish_netacc_using_subcommand trace; and __fish_seen_subcommand_from help" -f -a "histogram" -d 'Show how long sleeps, wake-ups and agreements took'
+complete -c netacc -n "__fish_netacc_using_subcommand trace; and __fish_seen_subcommand_from help" -f -a "histogram" -d 'Show how long wake-ups, sleeps, agreements and answers took'
 complete -c netacc -n "__fish_netacc_using_subcommand trace; and __fish_seen_subcommand_from help" -f -a "export" -d 'Write the events for the viewers of Chrome and Perfetto'
 complete -c netacc -n "__fish_netacc_using_subcommand trace; and __fish_seen_subcommand_from help" -f -a "help" -d 'Print this message or the help of the given subcommand(s)'
 complete -c netacc -n "__fish_netacc_using_subcommand bench" -l rounds -d 'Rounds; each runs every kind once, in turn' -r
@@ -278,7 +278,7 @@ complete -c netacc -n "__fish_netacc_using_subcommand help; and __fish_seen_subc
 complete -c netacc -n "__fish_netacc_using_subcommand help; and __fish_seen_subcommand_from cfg" -f -a "reload" -d 'Have processes that run read the rules of their file again'
 complete -c netacc -n "__fish_netacc_using_subcommand help; and __fish_seen_subcommand_from trace" -f -a "list" -d 'Show which traces there are'
 complete -c netacc -n "__fish_netacc_using_subcommand help; and __fish_seen_subcommand_from trace" -f -a "show" -d 'Show the events of connections'
-complete -c netacc -n "__fish_netacc_using_subcommand help; and __fish_seen_subcommand_from trace" -f -a "histogram" -d 'Show how long sleeps, wake-ups and agreements took'
+complete -c netacc -n "__fish_netacc_using_subcommand help; and __fish_seen_subcommand_from trace" -f -a "histogram" -d 'Show how long wake-ups, sleeps, agreements and answers took'
 complete -c netacc -n "__fish_netacc_using_subcommand help; and __fish_seen_subcommand_from trace" -f -a "export" -d 'Write the events for the viewers of Chrome and Perfetto'
 # Behind the options: the command line of the program that is started, or the processes that have the library.
 complete -c netacc -n '__fish_seen_subcommand_from run' -x -a '(__fish_complete_subcommand --fcs-skip=2 -f --profile -s -p -t -A -F -P --poll-tcp -i --rdma-stall --kernel-policy --rdma-keeper --paths --io-uring)'

@@ -94,6 +94,8 @@ pub struct Config {
     pub trace: bool,
     /// `NACC_TRACE_SLOW_MS`: from here on a wait is too long; 0: none is.
     pub trace_slow_ms: u32,
+    /// Each of their calls is, too.
+    pub trace_calls: bool,
     /// `NACC_PATHS`: a connection takes the first of them that both of its ends can use.
     pub paths: Paths,
     /// Which connections are accelerated, and over which paths: the first that holds counts.
@@ -230,6 +232,7 @@ impl Default for Config {
             io_uring: IoUring::default(),
             trace: true,
             trace_slow_ms: 5000,
+            trace_calls: false,
             paths: Paths::default(),
             rules: Vec::new(),
         }
@@ -299,8 +302,8 @@ impl Config {
             Key::KeeperS => self.keeper_s.to_string(),
             Key::Paths => self.paths.to_string(),
             Key::IoUring => (self.io_uring as u8).to_string(),
-            Key::Trace => u8::from(self.trace).to_string(),
             Key::TraceSlowMs => self.trace_slow_ms.to_string(),
+            Key::Trace => (u8::from(self.trace) + u8::from(self.trace_calls)).to_string(),
         }
     }
 
@@ -406,8 +409,11 @@ impl Config {
                     self.paths = paths;
                 }
             }
-            Key::Trace => self.trace = number(&value) != 0,
             Key::TraceSlowMs => self.trace_slow_ms = number(&value),
+            Key::Trace => {
+                self.trace = number(&value) != 0;
+                self.trace_calls = number(&value) > 1;
+            }
             Key::IoUring => {
                 self.io_uring = match number(&value) {
                     0 => IoUring::Refuse,

@@ -9,9 +9,11 @@
 //! meanings from the file itself, so it reads what another version has written; the container alone
 //! has a [`VERSION`].
 
+mod latencies;
 mod read;
 mod table;
 
+pub use latencies::{BUCKETS, Latencies, LatenciesText, Latency, Times, bucket_end};
 pub use read::{Head, ReadError, RingText, State};
 pub use table::{Back, Event, Field, Meaning, Slow, Table, write_table};
 
@@ -95,8 +97,8 @@ pub struct Header {
     pub program: [AtomicU8; 16],
     /// [`EVENTS_FIRST`].
     pub events_first: AtomicU32,
-    /// Zero.
-    pub reserved_half: AtomicU32,
+    /// Of the rings so many are places of [`Latencies`].
+    pub latencies: AtomicU32,
     /// Zero.
     pub reserved: [AtomicU64; 19],
     /// The events in words ([`write_table`]).
@@ -149,8 +151,10 @@ pub struct Ring {
     pub worth: AtomicU32,
     /// The lowest bits of how much had been sent when that wait began.
     pub send_from: AtomicU32,
+    /// Which place has the connection's [`Latencies`]; 0: none.
+    pub latencies: AtomicU32,
     /// Zero.
-    pub reserved: [AtomicU32; 15],
+    pub reserved: [AtomicU32; 14],
     /// [`word`] and what belongs to it.
     pub events: [[AtomicU64; 2]; EVENTS],
 }
@@ -238,6 +242,7 @@ impl Ring {
         }
         self.last.store(0, Relaxed);
         self.looked_at_ms.store(0, Relaxed);
+        self.latencies.store(0, Relaxed);
         self.messages.iter().for_each(|word| word.store(0, Relaxed));
         [&self.send_waits, &self.noted].iter().for_each(|word| word.store(0, Relaxed));
         for word in [&self.noted_calls, &self.worth, &self.send_from] {

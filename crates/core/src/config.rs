@@ -146,6 +146,20 @@ pub(crate) fn has_fast_connect() -> bool {
     FAST_CONNECT.load(Relaxed)
 }
 
+/// Whether each call that moves bytes is recorded ([`Config::trace_calls`]).
+static FOLLOWS_CALLS: AtomicBool = AtomicBool::new(false);
+
+/// That. False before the configuration is known.
+///
+/// Budget: one load.
+#[inline(always)]
+pub(crate) fn follows_calls() -> bool {
+    #[cfg(test)]
+    return get().trace_calls;
+    #[cfg(not(test))]
+    FOLLOWS_CALLS.load(Relaxed)
+}
+
 #[cold]
 #[inline(never)]
 fn resolve() -> &'static Resolved {
@@ -163,7 +177,9 @@ fn resolve() -> &'static Resolved {
     match RESOLVED.compare_exchange(core::ptr::null_mut(), new, AcqRel, Acquire) {
         Ok(_) => {
             // SAFETY: leaked.
-            FAST_CONNECT.store(unsafe { (*new).config.fast_connect }, Release);
+            let config = unsafe { &(*new).config };
+            FAST_CONNECT.store(config.fast_connect, Release);
+            FOLLOWS_CALLS.store(config.trace_calls, SeqCst);
             if let Some(environment) = environment {
                 if let Some(problem) = problem {
                     (environment.warn)(&format_args!("{path}: {problem}: all stays on TCP"));
@@ -292,6 +308,7 @@ pub(crate) fn change(name: &str, value: &str, files: &Files) -> Answer {
     }
     // (Who turns acceleration off looks at every connection behind this.)
     RESOLVED.store(new, SeqCst);
+    FOLLOWS_CALLS.store(get().trace_calls, SeqCst);
     Answer::Done
 }
 

@@ -40,6 +40,7 @@ mod close;
 mod end_in_reset;
 mod ends;
 mod file;
+mod followed;
 mod held_back;
 mod kept;
 mod kernel_exit;
@@ -78,6 +79,7 @@ pub(crate) use close::{at_exit, close, close_of, shutdown_of};
 pub(crate) use end_in_reset::{hear_left, never_linger};
 pub(crate) use ends::{carrier_is_drained, reads_ring_first};
 pub(crate) use file::{sendfile, splice};
+pub(crate) use followed::follow_trace;
 pub(crate) use held_back::{send_held, send_held_in_time};
 pub(crate) use kept::{
     end_listener, find_taken, give_up_listener, hear_taken, is_taken, on_ring, serves,

@@ -13,6 +13,7 @@ use crate::log::{self, debug_log};
 use crate::path::{Children, PathId, PathList};
 use crate::published::Published;
 use crate::{carrier, process, stats, syn, trace};
+mod calls;
 mod end;
 pub(crate) mod flag;
 pub(crate) mod harmless;
@@ -22,6 +23,7 @@ mod ruled;
 mod spill;
 mod state;
 
+pub(crate) use calls::lead_calls;
 use core::cell::UnsafeCell;
 use core::ffi::c_int;
 use core::sync::atomic::{
@@ -142,12 +144,16 @@ pub(crate) struct Socket {
     /// Some descriptor of the carrier, for the kernel calls that the service thread makes.
     pub(crate) fd: AtomicI32,
     pub(crate) channel: AtomicPtr<Channel>,
-    pub(crate) tx_words: AtomicPtr<RingWords>,
-    pub(crate) rx_words: AtomicPtr<RingWords>,
+    /// The words that it sends and receives by, for calls that take the fast way; null where they
+    /// must not ([`Socket::divert_calls`]). Set by who holds the end's lock, made null by anybody.
+    pub(crate) tx_fast: AtomicPtr<RingWords>,
+    pub(crate) rx_fast: AtomicPtr<RingWords>,
     pub(crate) record: AtomicPtr<ConnRecord>,
     // Taken at every call.
     pub(crate) tx_lock: EndLock,
     pub(crate) rx_lock: EndLock,
+    pub(crate) tx_words: AtomicPtr<RingWords>,
+    pub(crate) rx_words: AtomicPtr<RingWords>,
     /// The receiver's offset in the stream while it stands on the carrier, for those who look
     /// without the lock.
     pub(crate) rx_offset: AtomicU64,
@@ -566,6 +572,9 @@ impl Socket {
     /// It is another connection from here on, with a trace of its own.
     pub(crate) fn trace_anew(&self) {
         self.ring.store(0, Release);
+        if crate::config::follows_calls() {
+            self.divert_calls();
+        }
         self.begin_trace(false);
     }
     /// Its addresses are known from here on.

@@ -14,8 +14,10 @@ use netacc_control::stats::{ConnRecord, Path};
 use netacc_control::trace::{BECAME_ANOTHER, Header, RINGS, Ring, State};
 pub(crate) use netacc_control::trace::{Event, Slow};
 
+mod calls;
 mod file;
 pub(crate) mod slow;
+pub(crate) use calls::{received, send_begins, sent};
 
 static HEADER: AtomicPtr<Header> = AtomicPtr::new(core::ptr::null_mut());
 /// It was tried to make the file.
@@ -35,6 +37,8 @@ static FORBIDDEN: AtomicBool = AtomicBool::new(false);
 static WANTED: AtomicBool = AtomicBool::new(false);
 /// When tracing was turned on while the process ran: what is older was found.
 static SINCE_UNIX: AtomicU64 = AtomicU64::new(0);
+/// It was turned off.
+static WAS_OFF: AtomicBool = AtomicBool::new(false);
 /// Connections that got a ring.
 static NUMBER: AtomicU64 = AtomicU64::new(0);
 /// When a ring, and when memory for more, is asked for again, after there was none.
@@ -84,10 +88,15 @@ pub(crate) fn ring(i: u32) -> Option<&'static Ring> {
     }
 }
 
-/// Tracing was turned on or off. A thread of the library's own.
+/// Tracing was turned on or off, or up or down. A thread of the library's own.
 pub(crate) fn turned() {
-    if is_on() {
-        SINCE_UNIX.store(sys::unix_ns(), Relaxed);
+    calls::turned();
+    if !is_on() {
+        WAS_OFF.store(true, Relaxed);
+    } else {
+        if WAS_OFF.swap(false, Relaxed) || header().is_none() {
+            SINCE_UNIX.store(sys::unix_ns(), Relaxed);
+        }
         WANTED.store(true, Relaxed);
         keep_ready();
     }
@@ -244,7 +253,8 @@ pub(crate) fn missed() {
 /// Records an event of a connection, and before it what has moved since the last one.
 pub(crate) fn record(ring: &Ring, moved: Option<&ConnRecord>, event: Event, what: u64) {
     let now = sys::now_ns();
-    if let Some(moved) = moved {
+    // (Where each call is recorded that is said already.)
+    if let Some(moved) = moved.filter(|_| !config::follows_calls()) {
         record_moved(ring, moved, now);
     }
     ring.record(event, now, what);
@@ -255,6 +265,9 @@ pub(crate) fn record(ring: &Ring, moved: Option<&ConnRecord>, event: Event, what
 
 /// Records what has moved, without an event, if that was not done in the same few milliseconds.
 pub(crate) fn look(ring: &Ring, moved: &ConnRecord) {
+    if config::follows_calls() {
+        return;
+    }
     let ms = (sys::unix_ns_coarse() / 1_000_000) as u32;
     if ring.looked_at_ms.swap(ms, Relaxed) != ms {
         record_moved(ring, moved, sys::now_ns());
@@ -304,6 +317,7 @@ pub(crate) fn close(ring: &Ring, badly: bool) {
     let most = if badly { KEPT_MAX } else { KEPT_MAX / 2 };
     let keep =
         worth && KEPT.fetch_update(Relaxed, Relaxed, |n| (n < most).then_some(n + 1)).is_ok();
+    calls::close(ring);
     if let Some(h) = header().filter(|_| worth) {
         h.troubles.fetch_add(1, Relaxed);
     }

@@ -589,7 +589,7 @@ pub fn trace_command() -> Command {
         )
         .subcommand(
             Command::new("histogram")
-                .about("Show how long sleeps, wake-ups and agreements took")
+                .about("Show how long wake-ups, sleeps, agreements and answers took")
                 .args(of())
                 .arg(json()),
         )

@@ -6,7 +6,7 @@
 
 use crate::segment;
 use crate::selection::Network;
-use netacc_control::trace::{DIRECTORY, Head, NAME, RingText};
+use netacc_control::trace::{DIRECTORY, Head, LatenciesText, NAME, RingText, Times};
 use rustix::fs::{AtFlags, FileType, Mode, OFlags, SeekFrom, StatxFlags, statx};
 use rustix::io::Errno;
 use std::collections::HashSet;
@@ -148,6 +148,28 @@ impl Trace {
             rings.extend(ring);
         }
         rings
+    }
+
+    /// How long the answers of a ring's connection took, or of the process's; `None`: that was not
+    /// measured.
+    pub fn latencies(&self, ring: &RingText) -> Option<[Times; 2]> {
+        let i = ring.latencies as usize;
+        if !(1..self.head.rings).contains(&i) {
+            return None;
+        }
+        let mut bytes = vec![0; self.head.ring_bytes];
+        let at =
+            (self.head.rings_at as u64).checked_add((i as u64).checked_mul(bytes.len() as u64)?);
+        self.file.read_exact_at(&mut bytes, at?).ok()?;
+        // (The connection may be over, and another one have the place.)
+        LatenciesText::read(&bytes).filter(|it| it.number == ring.number).map(|it| it.times)
+    }
+
+    /// The process's own ring.
+    pub fn own_ring(&self) -> Option<RingText> {
+        let mut bytes = vec![0; self.head.ring_bytes];
+        self.file.read_exact_at(&mut bytes, self.head.rings_at as u64).ok()?;
+        RingText::read(&self.head, &bytes, None)
     }
 
     /// `killed`, `exited`, `exec` or `live`.

@@ -281,9 +281,9 @@ settings! {
     TraceSlowMs "NACC_TRACE_SLOW_MS" = "5000", number(0, 86_400_000), None, EVERYWHERE, NOW,
         "how long a wait is too long, in ms",
         "Milliseconds from which on a wait is too long: netacc trace shows it, and the trace of such a connection stays when the process ends in order. What counts are waits of a send for room, of an agreement while the connection is used, and for the arrival of what was sent over RDMA; never those for the next request, or for an answer. 0: none is too long.";
-    Trace "NACC_TRACE" = "1", Kind::Flag, None, EVERYWHERE, NOW,
+    Trace "NACC_TRACE" = "1", number(0, 2), None, EVERYWHERE, NOW,
         "record what becomes of connections",
-        "1 records what becomes of each connection that lives for more than one request and its reply, for netacc trace, also for when the process was killed: in a file netacc-trace.* in /dev/shm, of 2 KiB for each connection and at most 35 MiB. A process that filters its system calls is recorded only where the environment, or netacc cfg, sets this. 0 records nothing.";
+        "1 records what becomes of each connection that lives for more than one request and its reply, for netacc trace, also for when the process was killed: in a file netacc-trace.* in /dev/shm, of 2 KiB for each connection and at most 35 MiB. A process that filters its system calls is recorded only where the environment, or netacc cfg, sets this. 2 records each call that sends or receives, too, and how long answers take (netacc_ss, netacc metrics, netacc trace histogram): such a call takes longer then, and a connection 4 KiB. 0 records nothing.";
 }
 
 impl Key {

@@ -73,6 +73,8 @@ pub struct Head {
     events_first: u64,
     /// How many there are.
     pub rings: usize,
+    /// So many of them are places of latencies.
+    pub latencies: usize,
     /// Connections that got none.
     pub missed: u64,
     /// The process has ended in order, or has become another program.
@@ -116,6 +118,7 @@ mod at {
     pub(super) const MISSED: usize = offset_of!(Header, missed);
     pub(super) const ENDED: usize = offset_of!(Header, ended);
     pub(super) const TROUBLES: usize = offset_of!(Header, troubles);
+    pub(super) const LATENCIES: usize = offset_of!(Header, latencies);
 
     pub(super) const STATE: usize = offset_of!(Ring, state);
     pub(super) const FD: usize = offset_of!(Ring, fd);
@@ -127,6 +130,7 @@ mod at {
     pub(super) const PEER_PID: usize = offset_of!(Ring, peer_pid);
     pub(super) const LOCAL_ADDR: usize = offset_of!(Ring, local_addr);
     pub(super) const PEER_ADDR: usize = offset_of!(Ring, peer_addr);
+    pub(super) const RING_LATENCIES: usize = offset_of!(Ring, latencies);
 }
 
 /// No header is longer, nor a ring: of few bytes there is not to be much text.
@@ -179,6 +183,7 @@ impl Head {
             ring_head_bytes,
             events_first: u64::from(word(at::EVENTS_FIRST)?),
             rings: size(at::RINGS)?.min(RINGS_MAX),
+            latencies: size(at::LATENCIES)?,
             missed: long(at::MISSED)?,
             is_ended: word(at::ENDED)? != 0,
             is_another: word(at::ENDED)? == super::BECAME_ANOTHER,
@@ -210,6 +215,8 @@ pub struct RingText {
     pub peer: Option<SocketAddr>,
     /// Pid of the peer process, as the process saw it; 0: not known.
     pub peer_pid: u32,
+    /// Which ring has its latencies instead of events; 0: none.
+    pub latencies: u32,
     /// Events that were recorded, those that are overwritten as well.
     pub recorded: u64,
     /// The index of the first event that somebody is still writing; otherwise as `recorded`.
@@ -266,6 +273,7 @@ impl RingText {
             local: address(at::LOCAL_ADDR, at::LOCAL_PORT),
             peer: address(at::PEER_ADDR, at::PEER_PORT),
             peer_pid: word(at::PEER_PID)?,
+            latencies: word(at::RING_LATENCIES)?,
             recorded,
             written,
             events,

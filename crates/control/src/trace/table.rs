@@ -75,6 +75,8 @@ events! {
     Closed "closed" "" "The process closed it.";
     Exec "exec" "" "The process becomes another program.";
     Exit "exit" "" "The process ends in order.";
+    Send "send" "offset:40 bytes:24" "A call began that sent so many bytes, from that byte of the stream on (NACC_TRACE=2).";
+    Receive "receive" "offset:40 bytes:24" "A call has received so many bytes, from that byte of the stream on (NACC_TRACE=2).";
 }
 
 /// Words for the values of fields.

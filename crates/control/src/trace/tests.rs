@@ -33,7 +33,8 @@ fn empty_ring() -> Ring {
         noted_calls: word(),
         worth: word(),
         send_from: word(),
-        reserved: [const { AtomicU32::new(0) }; 15],
+        latencies: word(),
+        reserved: [const { AtomicU32::new(0) }; 14],
         events: [const { [AtomicU64::new(0), AtomicU64::new(0)] }; EVENTS],
     }
 }
@@ -59,7 +60,7 @@ fn empty_header() -> Box<Header> {
         troubles: word(),
         program: [const { AtomicU8::new(0) }; 16],
         events_first: word(),
-        reserved_half: word(),
+        latencies: word(),
         reserved: [const { AtomicU64::new(0) }; 19],
         table: [const { AtomicU8::new(0) }; TABLE_BYTES],
     })
@@ -95,7 +96,7 @@ impl File {
             word(&mut bytes, w);
         }
         bytes.extend(h.program.iter().map(|b| b.load(Relaxed)));
-        for w in [&h.events_first, &h.reserved_half] {
+        for w in [&h.events_first, &h.latencies] {
             word(&mut bytes, w);
         }
         h.reserved.iter().for_each(|w| long(&mut bytes, w));
@@ -127,6 +128,7 @@ impl File {
         r.messages.iter().for_each(|w| long(&mut bytes, w));
         [&r.send_waits, &r.noted].iter().for_each(|w| long(&mut bytes, w));
         [&r.noted_calls, &r.worth, &r.send_from].iter().for_each(|w| word(&mut bytes, w));
+        word(&mut bytes, &r.latencies);
         r.reserved.iter().for_each(|w| word(&mut bytes, w));
         r.events.iter().flatten().for_each(|w| long(&mut bytes, w));
         assert_eq!(bytes.len(), RING_BYTES);

@@ -237,6 +237,8 @@ fn put_ends(
     }
     s.tx_words.store((tx_words as *const RingWords).cast_mut(), Release);
     s.rx_words.store((rx_words as *const RingWords).cast_mut(), Release);
+    socket::lead_calls(&s.tx_fast, &s.tx_words);
+    socket::lead_calls(&s.rx_fast, &s.rx_words);
     s.channel.store(offer.channel.cast_mut(), Release);
     s.slot.store(offer.slot, Release);
     park::begin(s, channel, slot);

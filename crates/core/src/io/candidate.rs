@@ -74,7 +74,7 @@ pub(crate) fn candidate(
         begin_call(s, side);
         match s.state.now() {
             State::Candidate => break,
-            _ => end_call(s, g, side, 0),
+            _ => drop(end_call(s, g, side, 0)),
         }
         if !s.is(State::Changing) {
             socket::recycle(s);
@@ -85,14 +85,25 @@ pub(crate) fn candidate(
         }
     }
     let r = match side {
+        _ if config::follows_calls() => followed(Named { s, g, fd }, side, flags, &mut call),
         Side::Receive => receive(s, fd, flags, &mut call),
         Side::Send => call(0),
     };
     let moved = if r > 0 && flags & libc::MSG_PEEK == 0 { r as u64 } else { 0 };
-    end_call(s, g, side, moved);
-    if s.generation16() != g {
+    if !end_call(s, g, side, moved) {
         // Closed by another thread meanwhile.
         socket::recycle(s);
+        return Some(r);
+    }
+    if r > 0 {
+        if s.is(State::Candidate) {
+            if !leaves_nothing_to_do(s, side) {
+                after_candidate_call(s, g, fd, side, flags);
+            }
+        } else if side == Side::Send {
+            // Another thread's call has attached it meanwhile.
+            channel::sent_by_kernel();
+        }
         return Some(r);
     }
     if r == sleep::NOT_BEGUN {
@@ -105,17 +116,29 @@ pub(crate) fn candidate(
         // Perhaps by libc's signal for that, from which the kernel does not restart.
         return Some(interrupted(0).unwrap_or(r));
     }
-    if r > 0 && s.is(State::Candidate) {
-        if !leaves_nothing_to_do(s, side) {
-            after_candidate_call(s, g, fd, side, flags);
-        }
-    } else if r == EAGAIN && side == Side::Receive {
+    if r == EAGAIN && side == Side::Receive {
         waits_seen::on_nothing(s);
-    } else if r > 0 && side == Side::Send {
-        // Another thread's call has attached it meanwhile.
-        channel::sent_by_kernel();
     }
     Some(r)
+}
+
+/// The kernel call, where each is recorded (`followed.rs`).
+#[cold]
+#[inline(never)]
+fn followed(on: Named, side: Side, flags: c_int, call: &mut impl FnMut(c_int) -> isize) -> isize {
+    let Named { s, g, fd } = on;
+    let offset = in_kernel(s, side).1.load(Relaxed);
+    let (began, r) = match side {
+        Side::Receive => (0, receive(s, fd, flags, call)),
+        Side::Send => (s.send_begins(), call(0)),
+    };
+    if r > 0 && flags & libc::MSG_PEEK == 0 && s.generation16() == g {
+        match side {
+            Side::Receive => s.trace_received(offset, r as u64),
+            Side::Send => s.trace_sent(began, offset, r as u64),
+        }
+    }
+    r
 }
 
 /// Flags of receives that do not wait, or not for what a look would find.
@@ -172,7 +195,7 @@ pub(crate) fn shutdown_candidate(s: &'static Socket, g: u16, fd: c_int, how: c_i
         // Attached in the middle of this.
         say_fin(s, g, how);
     }
-    end_call(s, g, Side::Send, 0);
+    let _ = end_call(s, g, Side::Send, 0);
     socket::recycle(s);
     r
 }
@@ -190,9 +213,10 @@ fn begin_call(s: &Socket, side: Side) {
     in_kernel(s, side).0.fetch_add(1, SeqCst);
 }
 
-/// A kernel call that began on a candidate is over, and has moved so much.
+/// A kernel call that began on a candidate is over, and has moved so much. False: it is another
+/// connection by now. (Who has ended this one has said so before he looked for calls on it.)
 #[inline(always)]
-fn end_call(s: &'static Socket, g: u16, side: Side, moved: u64) {
+fn end_call(s: &'static Socket, g: u16, side: Side, moved: u64) -> bool {
     let (calls, bytes) = in_kernel(s, side);
     // Under the lock, as an attachment counts.
     let Some(lock) = try_lock_end(if side == Side::Send { &s.tx_lock } else { &s.rx_lock }) else {
@@ -200,33 +224,35 @@ fn end_call(s: &'static Socket, g: u16, side: Side, moved: u64) {
     };
     calls.fetch_sub(1, SeqCst);
     if s.generation16() != g {
-        return;
+        return false;
     }
     count(s, side, moved, true);
     if s.is(State::Attached) {
-        return settle_after(s, g, side, moved, (lock, false));
+        settle_after(s, g, side, moved, (lock, false));
+    } else {
+        add(bytes, moved, true);
     }
-    add(bytes, moved, true);
+    true
 }
 
 /// As [`end_call`]: another thread holds the lock. (Or this one itself, below a signal handler, and
 /// nobody attaches meanwhile.)
 #[cold]
 #[inline(never)]
-fn end_call_slow(s: &'static Socket, g: u16, side: Side, moved: u64) {
+fn end_call_slow(s: &'static Socket, g: u16, side: Side, moved: u64) -> bool {
     let (calls, bytes) = in_kernel(s, side);
     let locked = lock_end(if side == Side::Send { &s.tx_lock } else { &s.rx_lock });
     calls.fetch_sub(1, SeqCst);
     if s.generation16() != g {
-        return;
+        return false;
     }
     count(s, side, moved, locked.is_some());
     if !s.is(State::Attached) {
-        return add(bytes, moved, locked.is_some());
-    }
-    if let Some(lock) = locked {
+        add(bytes, moved, locked.is_some());
+    } else if let Some(lock) = locked {
         settle_after(s, g, side, moved, lock);
     }
+    true
 }
 
 /// The connection was attached while the call was in the kernel: it counts there, and the last such

@@ -74,6 +74,8 @@ pub(super) trait End: Sized + 'static {
     fn lock(s: &Socket) -> &EndLock;
     fn of(s: &Socket) -> &UnsafeCell<Self>;
     fn words(s: &Socket) -> &AtomicPtr<RingWords>;
+    /// These, for calls that take the fast way.
+    fn fast(s: &Socket) -> &AtomicPtr<RingWords>;
     /// A process of the family was killed while it held this end.
     fn repair(&mut self, s: &Socket);
 }
@@ -90,6 +92,10 @@ impl End for TxEnd {
     #[inline(always)]
     fn words(s: &Socket) -> &AtomicPtr<RingWords> {
         &s.tx_words
+    }
+    #[inline(always)]
+    fn fast(s: &Socket) -> &AtomicPtr<RingWords> {
+        &s.tx_fast
     }
     /// What it wrote and did not publish or count is made whole (`docs/design/switchover.md`); a
     /// promotion is not tried again.
@@ -121,6 +127,10 @@ impl End for RxEnd {
     #[inline(always)]
     fn words(s: &Socket) -> &AtomicPtr<RingWords> {
         &s.rx_words
+    }
+    #[inline(always)]
+    fn fast(s: &Socket) -> &AtomicPtr<RingWords> {
+        &s.rx_fast
     }
     #[cold]
     fn repair(&mut self, s: &Socket) {
@@ -155,7 +165,7 @@ pub(super) fn try_hold<E: End>(s: &'static Socket, g: u16) -> Option<Held<'stati
     // SAFETY: as in `held`; the caller is the socket's owner.
     unsafe {
         let channel = s.channel.load(Acquire).as_ref()?;
-        let words = E::words(s).load(Relaxed).as_ref()?;
+        let words = E::fast(s).load(Relaxed).as_ref()?;
         Some(Held {
             end: &mut *E::of(s).get(),
             words,

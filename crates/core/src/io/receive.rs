@@ -2,6 +2,7 @@
 
 use super::buffers::{self, Buffers, MAX_RW_COUNT};
 use super::ends::{NotHeld, RxHeld, carrier_unread, copy_failed, hold_rx, load_announce, try_hold};
+use super::followed;
 use super::leave::between_hosts::await_carrier;
 use super::leave::{leave_if_due, to_kernel};
 use super::receiving::Receiving;
@@ -148,7 +149,7 @@ unsafe fn recv_otherwise(on: Named, iov: &[iovec], total: usize, flags: c_int) -
         return recv_nothing(s, g, fd, flags, held);
     }
     // SAFETY: the caller's buffers.
-    unsafe { Receiving { s, g, fd, iov, total, flags }.run(held) }
+    unsafe { followed::receive(Receiving { s, g, fd, iov, total, flags }, held) }
 }
 
 /// A forked child receives: from the kernel, as soon as nothing of the stream is left in the ring

@@ -2,6 +2,7 @@
 
 use super::buffers::{self, Buffers, MAX_RW_COUNT};
 use super::ends::{NotHeld, TxHeld, copy_failed, hold_tx, try_hold};
+use super::followed;
 use super::leave::between_hosts::await_carrier;
 use super::leave::to_kernel;
 use super::put::{fill, put, sent_fast};
@@ -148,7 +149,9 @@ unsafe fn send_otherwise(on: Named, iov: &[iovec], total: usize, flags: c_int) -
     }
     match hold_tx(s, g) {
         // SAFETY: the caller's buffers.
-        Ok(held) => unsafe { Sending { s, g, fd, iov, total, done: 0, flags }.run(held) },
+        Ok(held) => unsafe {
+            followed::send(Sending { s, g, fd, iov, total, done: 0, flags }, held)
+        },
         Err(NotHeld::Reentrant) => EAGAIN,
         Err(NotHeld::Changed) => PASS,
     }

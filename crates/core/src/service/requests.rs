@@ -100,6 +100,7 @@ fn carry_out(request: &Request<'_>) {
         // could be made.)
         if request.name == Key::Trace.name() {
             trace::turned();
+            io::follow_trace();
         }
     }
 }

@@ -116,6 +116,44 @@ fn a_look_records_what_has_moved_and_not_all_the_time() {
 }
 
 #[test]
+fn times_have_a_place_until_the_connection_is_over() {
+    on();
+    let config = crate::config::get().clone();
+    crate::config::from_here_on(netacc_control::Config { trace_calls: true, ..config });
+    let ring = opened();
+    let counts = |i: u32| {
+        let place = calls::place(i).unwrap();
+        let of = |which: usize| place.counts[which].iter().map(|n| n.load(Relaxed)).sum::<u64>();
+        [of(0), of(1)]
+    };
+    // (There may be no room at first: the library's own thread makes it, here whichever comes.)
+    let own = || super::ring(0).unwrap().latencies.load(Relaxed);
+    for _ in 0..100_000 {
+        let began = send_begins(ring);
+        assert!(began != 0);
+        sent(ring, began, 20, 10);
+        received(ring, 10, 1 << 30);
+        let i = ring.latencies.load(Relaxed);
+        if i != 0 && own() != 0 && counts(i)[1] > 0 {
+            break;
+        }
+        keep_ready();
+        std::thread::yield_now();
+    }
+    let i = ring.latencies.load(Relaxed);
+    assert!(i != 0 && own() != 0 && own() != i, "they have places");
+    assert!(counts(i)[0] >= counts(i)[1] && counts(i)[1] > 0, "{:?}", counts(i));
+    let what = |event: Event| {
+        let events = ring.events.iter().map(|[a, b]| (a.load(Relaxed), b.load(Relaxed)));
+        events.filter(|(first, _)| first & 63 == event as u64).map(|(_, what)| what).last()
+    };
+    assert_eq!(what(Event::Send), Some(20 | 10 << 40));
+    assert_eq!(what(Event::Receive), Some(10 | ((1 << 24) - 1) << 40));
+    close(ring, false);
+    assert_eq!(ring.latencies.load(Relaxed), 0, "it is given back");
+}
+
+#[test]
 fn what_is_older_than_the_trace_was_found() {
     on();
     opened();

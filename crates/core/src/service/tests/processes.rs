@@ -183,6 +183,8 @@ fn on_the_ring(of: &Socket) -> &'static Socket {
         s.fd.store(-1, Relaxed);
         s.tx_words.store(core::ptr::from_ref(tx_words).cast_mut(), Relaxed);
         s.rx_words.store(core::ptr::from_ref(rx_words).cast_mut(), Relaxed);
+        s.tx_fast.store(core::ptr::from_ref(tx_words).cast_mut(), Relaxed);
+        s.rx_fast.store(core::ptr::from_ref(rx_words).cast_mut(), Relaxed);
         s.slot.store(o.slot, Relaxed);
         s.channel.store(o.channel.cast_mut(), Relaxed);
         s.state.begin_as(socket::State::Attached);

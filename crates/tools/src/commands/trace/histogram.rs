@@ -5,14 +5,17 @@ use super::text::{Said, gaps, is_whole, said};
 use crate::table::Table;
 use crate::terminal;
 use crate::trace::{Trace, Wanted};
-use netacc_control::trace::RingText;
+use netacc_control::trace::{Latency, RingText, Times as Counted, bucket_end};
 use serde_json::{Value, json};
+use std::collections::BTreeMap;
 use std::net::SocketAddr;
 
-/// Times of one kind.
+/// Times of one kind: each of them, or what was counted of them.
+#[derive(Default)]
 pub(super) struct Times {
     name: &'static str,
     ns: Vec<u64>,
+    counted: Option<Counted>,
 }
 
 /// What is further apart has nothing to do with each other.
@@ -35,13 +38,16 @@ pub(super) fn of(traces: &[Trace]) -> Vec<Times> {
             all.push(Known { trace: i, ring, events, gaps });
         }
     }
-    let mut sleeps = Times { name: "sleep to wake", ns: Vec::new() };
-    let mut doorbells = Times { name: "doorbell to wake", ns: Vec::new() };
-    let mut agreed = Times { name: "in use to promotion", ns: Vec::new() };
+    let named = |name| Times { name, ..Times::default() };
+    let mut sleeps = named("sleep to wake");
+    let mut doorbells = named("doorbell to wake");
+    let mut agreed = named("in use to promotion");
+    let mut moved = named("send to receive");
     for known in &all {
         let events = &known.events;
         sleeps.ns.extend((0..events.len()).filter_map(|i| slept(events, i, &known.gaps)));
         doorbells.ns.extend(woken(&all, known));
+        moved.ns.extend(received(&all, known));
         // (The first events of a connection are kept.)
         let first = |name| events.iter().find(|said| said.meaning.name == name);
         if let (Some(noted), Some(promoted)) = (first("noted"), first("promoted")) {
@@ -49,7 +55,56 @@ pub(super) fn of(traces: &[Trace]) -> Vec<Times> {
             agreed.ns.extend(promoted.ns.checked_sub(noted.ns).filter(|_| is_first));
         }
     }
-    vec![doorbells, sleeps, agreed]
+    let mut kinds = vec![doorbells, sleeps, agreed, moved];
+    kinds.extend(Latency::ALL.map(|which| counted(traces, which)));
+    kinds
+}
+
+/// What these processes have counted of their connections' answers.
+fn counted(traces: &[Trace], which: Latency) -> Times {
+    let of = |trace: &Trace| {
+        let [answer, serve] = trace.latencies(&trace.own_ring()?)?;
+        Some(if which == Latency::Answer { answer } else { serve })
+    };
+    let mut all = Counted::default();
+    for times in traces.iter().filter_map(of) {
+        all.max_ns = all.max_ns.max(times.max_ns);
+        all.sum_ns = all.sum_ns.saturating_add(times.sum_ns);
+        all.counts.resize(all.counts.len().max(times.counts.len()), 0);
+        for (sum, count) in all.counts.iter_mut().zip(times.counts) {
+            *sum = sum.saturating_add(count);
+        }
+    }
+    Times { name: which.name(), counted: Some(all), ..Times::default() }
+}
+
+/// How long after each send began the call ended, at the other end, that took its last byte.
+fn received(all: &[Known<'_>], from: &Known<'_>) -> Vec<u64> {
+    let field = |said: &Said<'_>, name: &str| {
+        said.meaning.fields.iter().find(|(is, _, _)| *is == name).map(|(_, value, _)| *value)
+    };
+    let named = |known: &Known<'_>, name: &str| -> Vec<(u64, u64, u64)> {
+        let calls = known.events.iter().filter(|said| said.meaning.name == name);
+        calls
+            .filter_map(|said| Some((field(said, "offset")?, field(said, "bytes")?, said.ns)))
+            .collect()
+    };
+    let sends = named(from, "send");
+    let (Some(local), Some(peer)) = (from.ring.local, from.ring.peer) else { return Vec::new() };
+    let ends = (Some(peer), Some(local));
+    let there = all.iter().filter(|known| (known.ring.local, known.ring.peer) == ends);
+    // (The addresses may have been another connection's before.)
+    let there = there.min_by_key(|known| known.ring.began_ns.abs_diff(from.ring.began_ns));
+    let (Some(there), false) = (there, sends.is_empty()) else { return Vec::new() };
+    let mut takes = named(there, "receive");
+    takes.sort_unstable();
+    let time = |(offset, bytes, began): (u64, u64, u64)| {
+        let last = offset.saturating_add(bytes.checked_sub(1)?);
+        let behind = takes.partition_point(|(offset, _, _)| *offset <= last);
+        let (offset, bytes, ns) = *takes.get(behind.checked_sub(1)?)?;
+        ns.checked_sub(began).filter(|_| last < offset.saturating_add(bytes))
+    };
+    sends.into_iter().filter_map(time).collect()
 }
 
 /// How long after each of its doorbells the peer's thread went on, where all that the peer's rings
@@ -81,22 +136,30 @@ fn woken(all: &[Known<'_>], from: &Known<'_>) -> Vec<u64> {
 }
 
 impl Times {
+    fn count(&self) -> u64 {
+        self.counted.as_ref().map_or(self.ns.len() as u64, Counted::count)
+    }
+
     /// The time that so many of a thousand do not exceed.
     fn quantile(&self, of_thousand: usize) -> Option<u64> {
+        if let Some(counted) = &self.counted {
+            return counted.quantile(of_thousand as u64);
+        }
         let mut ns = self.ns.clone();
         ns.sort_unstable();
         ns.get((ns.len().saturating_sub(1)) * of_thousand / 1000).copied()
     }
 
     /// How many there are up to each power of two, from the smallest that has some.
-    fn buckets(&self) -> Vec<(u64, usize)> {
-        let power = |ns: &u64| ns.max(&1).next_power_of_two();
-        let mut powers: Vec<u64> = self.ns.iter().map(power).collect();
-        powers.sort_unstable();
-        powers
-            .chunk_by(|a, b| a == b)
-            .filter_map(|same| Some((*same.first()?, same.len())))
-            .collect()
+    fn buckets(&self) -> Vec<(u64, u64)> {
+        let mut powers: BTreeMap<u64, u64> = BTreeMap::new();
+        let counts = self.counted.iter().flat_map(|counted| counted.counts.iter().enumerate());
+        let counted = counts.map(|(index, count)| (bucket_end(index), *count));
+        for (ns, count) in self.ns.iter().map(|ns| (*ns, 1)).chain(counted) {
+            let power = ns.max(1).checked_next_power_of_two().unwrap_or(u64::MAX);
+            *powers.entry(power).or_default() += count;
+        }
+        powers.into_iter().filter(|(_, count)| *count != 0).collect()
     }
 }
 
@@ -110,13 +173,14 @@ pub(super) fn text(all: &[Times], columns: Option<usize>) -> String {
         out += &format!(
             "{}: {} times, median {median} ns, p99 {p99} ns, max {max} ns\n",
             times.name,
-            times.ns.len()
+            times.count()
         );
         let buckets = times.buckets();
         let most = buckets.iter().map(|(_, count)| *count).max().unwrap_or(1);
         let mut table = Table::new(&["UP TO ns", "TIMES", ""]);
         for (up_to, count) in &buckets {
-            let bar = "#".repeat((count * most_bar).div_ceil(most));
+            let length = u128::from(*count) * most_bar as u128;
+            let bar = "#".repeat(length.div_ceil(u128::from(most)) as usize);
             table.row([up_to.to_string(), count.to_string(), bar]);
         }
         if !buckets.is_empty() {
@@ -135,7 +199,7 @@ pub(super) fn json(all: &[Times]) -> Value {
             buckets.map(|(up_to, count)| json!({ "up_to_ns": up_to, "count": count })).collect();
         json!({
             "name": times.name,
-            "count": times.ns.len(),
+            "count": times.count(),
             "median_ns": times.quantile(500),
             "p99_ns": times.quantile(990),
             "max_ns": times.quantile(1000),
@@ -167,6 +231,7 @@ mod tests {
             local,
             peer,
             peer_pid: 0,
+            latencies: 0,
             recorded: 0,
             written: 0,
             events: kept,
@@ -178,6 +243,30 @@ mod tests {
         };
         let gaps = gaps(&ring);
         Known { trace, ring, events: events.iter().map(said).collect(), gaps }
+    }
+
+    #[test]
+    fn bytes_are_found_at_the_other_end() {
+        let calls = |known: &mut Known<'static>, sizes: &[(u64, u64)]| {
+            for (said, (offset, bytes)) in known.events.iter_mut().zip(sizes) {
+                said.meaning.fields = vec![("offset", *offset, None), ("bytes", *bytes, None)];
+            }
+        };
+        // 100 bytes that are received in two parts, 50 together with 10 of the next 60, whose rest
+        // is still on its way.
+        let sent = [(0, "send", 100), (1, "send", 200), (2, "send", 300)];
+        let mut here = known(0, 1, [7, 8], &sent);
+        calls(&mut here, &[(0, 100), (100, 50), (150, 60)]);
+        let got = [(0, "receive", 110), (1, "receive", 170), (2, "receive", 350)];
+        let mut there = known(1, 1, [8, 7], &got);
+        calls(&mut there, &[(0, 30), (30, 70), (100, 60)]);
+        // The same ends, before.
+        let mut old = known(1, 2, [8, 7], &[(0, "receive", 99)]);
+        calls(&mut old, &[(0, 1000)]);
+        old.ring.began_ns = 1;
+        let all = [old, here, there];
+        assert_eq!(received(&all, &all[1]), [70, 150]);
+        assert_eq!(received(&all, &all[2]), [] as [u64; 0]);
     }
 
     #[test]

@@ -1,0 +1,129 @@
+//! Calls that move bytes while each is recorded (`NACC_TRACE=2`): they come here because they do
+//! not find the fast way (`socket/calls.rs`).
+//!
+//! A send's time is taken before its first byte can be seen, a receive's behind its last one: what
+//! follows from one of them is never earlier.
+
+use super::ends::{End, Held, RxHeld, TxHeld};
+use super::receiving::Receiving;
+use super::sending::Sending;
+use crate::fd_table::{self, Entry};
+use crate::outcome::Ret;
+use crate::socket::{Socket, lead_calls};
+use core::sync::atomic::{Ordering::*, fence};
+
+/// How much is recorded has changed: it holds for calls from here on.
+pub(crate) fn follow_trace() {
+    // (Which has been said before.)
+    fence(SeqCst);
+    if crate::config::follows_calls() {
+        fd_table::for_each(|_, entry| {
+            if let Entry::Socket(s, _) = entry
+                && !s.is_inherited()
+            {
+                s.divert_calls();
+            }
+        });
+    }
+}
+
+/// Whether a call is recorded. Where that is over the next one takes the fast way again.
+fn is_followed<E: End>(s: &Socket, _: &Held<'_, E>) -> bool {
+    let is = E::fast(s).load(Relaxed).is_null();
+    if is && !crate::config::follows_calls() {
+        lead_calls(E::fast(s), E::words(s));
+        return false;
+    }
+    is
+}
+
+/// A send, from its beginning.
+///
+/// # Safety
+/// The buffers are the caller's.
+pub(super) unsafe fn send(call: Sending<'_>, held: TxHeld<'static>) -> Ret {
+    let (s, g) = (call.s, call.g);
+    if !is_followed(s, &held) {
+        // SAFETY: the caller's promise.
+        return unsafe { call.run(held) };
+    }
+    let (offset, began) = (held.end.switch.offset(), s.send_begins());
+    // SAFETY: as above.
+    let r = unsafe { call.run(held) };
+    if r > 0 && s.generation16() == g {
+        s.trace_sent(began, offset, r as u64);
+    }
+    r
+}
+
+/// A receive, from its beginning.
+///
+/// # Safety
+/// As [`send`].
+pub(super) unsafe fn receive(call: Receiving<'_>, held: RxHeld<'static>) -> Ret {
+    let (s, g, peeks) = (call.s, call.g, call.flags & libc::MSG_PEEK != 0);
+    if !is_followed(s, &held) {
+        // SAFETY: the caller's promise.
+        return unsafe { call.run(held) };
+    }
+    let offset = held.end.switch.offset();
+    // SAFETY: as above.
+    let r = unsafe { call.run(held) };
+    if r > 0 && !peeks && s.generation16() == g {
+        s.trace_received(offset, r as u64);
+    }
+    r
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used, clippy::indexing_slicing, reason = "tests may fail loudly")]
+mod tests {
+    use super::*;
+    use crate::path::tests::{A, C, close_both, promoted_within_the_host, talk};
+    use crate::{config, trace};
+    use netacc_control::config::Config;
+    use netacc_control::trace::{Event, Ring};
+
+    fn events(ring: &Ring, event: Event) -> usize {
+        let firsts = ring.events.iter().map(|[first, _]| first.load(Relaxed));
+        firsts.filter(|first| first & 63 == event as u64).count()
+    }
+
+    #[test]
+    fn calls_are_recorded_while_that_is_on_and_take_the_fast_way_again() {
+        let mut ends = promoted_within_the_host();
+        let at = |trace_calls| Config { trace: true, trace_calls, ..Config::default() };
+        let sockets = [C, A].map(|end| ends[end].socket);
+        let fast =
+            |s: &Socket| [&s.tx_fast, &s.rx_fast].map(|words| !words.load(Relaxed).is_null());
+        assert_eq!(sockets.map(fast), [[true; 2]; 2]);
+        let rings = config::with(at(true), || {
+            sockets.iter().for_each(|s| s.divert_calls());
+            // (The first ones may find no memory for it.)
+            for _ in 0..1000 {
+                talk(&mut ends, 64);
+                trace::keep_ready();
+                let rings = sockets.map(|s| trace::ring(s.ring.load(Relaxed)));
+                if let [Some(a), Some(b)] = rings
+                    && [a, b].iter().all(|ring| ring.latencies.load(Relaxed) != 0)
+                {
+                    return [a, b];
+                }
+            }
+            panic!("nothing is recorded");
+        });
+        let said = || rings.map(|ring| [Event::Send, Event::Receive].map(|e| events(ring, e)));
+        let before = said();
+        assert!(before.iter().flatten().all(|count| *count > 0), "{before:?}");
+        config::with(at(false), || (0..3).for_each(|_| talk(&mut ends, 64)));
+        assert_eq!(said(), before, "nothing is recorded any more");
+        assert_eq!(sockets.map(fast), [[true; 2]; 2]);
+        // Turned on in the middle of a connection's life, again.
+        config::with(at(true), || {
+            sockets.iter().for_each(|s| s.divert_calls());
+            talk(&mut ends, 64);
+        });
+        assert_ne!(said(), before);
+        close_both(ends);
+    }
+}

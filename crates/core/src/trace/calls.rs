@@ -1,0 +1,103 @@
+//! Each call that moves bytes, and how long answers take (`NACC_TRACE=2`).
+//!
+//! A connection's times have a place like a ring's, which it gets with its first such call. They
+//! count for the process as well: what its connections had is there when they are over.
+
+use super::{RINGS, Ring, ring, used_again};
+use crate::{config, sys};
+use core::sync::atomic::{AtomicU64, Ordering::*};
+use netacc_control::trace::{Event, Latencies, State};
+
+/// When calls began to be recorded: a turn of before does not count.
+static SINCE: AtomicU64 = AtomicU64::new(0);
+
+/// An event has so many bits for the offset, and for the bytes.
+const OFFSET_MASK: u64 = (1 << 40) - 1;
+const BYTES_MAX: u64 = (1 << 24) - 1;
+
+/// Tracing was turned on or off, or up or down. A thread of the library's own.
+pub(super) fn turned() {
+    if config::follows_calls() {
+        SINCE.store(sys::now_ns(), Relaxed);
+    }
+}
+
+/// The place of that number.
+pub(super) fn place(i: u32) -> Option<&'static Latencies> {
+    let ring = core::ptr::from_ref(ring(i).filter(|_| i != 0)?);
+    // SAFETY: a place of latencies has the size and the alignment of a ring, and both consist of
+    // atomics for which all values are valid. Both have the state in the same word; the rest is
+    // written by whoever has claimed it, as the one or as the other.
+    unsafe { ring.cast::<Latencies>().as_ref() }
+}
+
+/// Where the times of a ring's connection are, or of the process: made, if there are none yet.
+fn of(ring: &Ring) -> Option<&'static Latencies> {
+    match ring.latencies.load(Acquire) {
+        0 => open(ring),
+        i => place(i),
+    }
+}
+
+#[cold]
+fn open(ring: &Ring) -> Option<&'static Latencies> {
+    // (Places that were given back are free again, and no others below the first unused one.)
+    let (i, _) = used_again(State::Free).or_else(never_used)?;
+    let new = place(i)?;
+    new.open(ring.number.load(Relaxed));
+    match ring.latencies.compare_exchange(0, i, AcqRel, Acquire) {
+        Ok(_) => Some(new),
+        Err(other) => {
+            new.close();
+            place(other)
+        }
+    }
+}
+
+fn never_used() -> Option<(u32, &'static Ring)> {
+    // (Half of all: a connection has a ring first.)
+    let h = super::header().filter(|h| (h.latencies.load(Relaxed) as usize) < RINGS / 2)?;
+    let new = super::never_used();
+    match new {
+        Some(_) => drop(h.latencies.fetch_add(1, Relaxed)),
+        None => super::WANTED.store(true, Relaxed),
+    }
+    new
+}
+
+/// Bytes are about to be sent, or have been received: that turn's time is counted.
+fn turn(ring: &Ring, sends: bool, now: u64) {
+    let Some(own) = of(ring) else { return };
+    let Some((which, took)) = own.turn(sends, now, SINCE.load(Relaxed)) else { return };
+    own.count(which, took);
+    if let Some(all) = super::ring(0).and_then(of) {
+        all.count(which, took);
+    }
+}
+
+/// A call begins that sends on the ring's connection: when. (Before its first byte can be seen:
+/// what comes of it comes later.)
+pub(crate) fn send_begins(ring: &Ring) -> u64 {
+    let now = sys::now_ns();
+    turn(ring, true, now);
+    now
+}
+
+/// It has sent so much.
+pub(crate) fn sent(ring: &Ring, began: u64, offset: u64, bytes: u64) {
+    ring.record(Event::Send, began, offset & OFFSET_MASK | bytes.min(BYTES_MAX) << 40);
+}
+
+/// A call has received so much.
+pub(crate) fn received(ring: &Ring, offset: u64, bytes: u64) {
+    let now = sys::now_ns();
+    turn(ring, false, now);
+    ring.record(Event::Receive, now, offset & OFFSET_MASK | bytes.min(BYTES_MAX) << 40);
+}
+
+/// The ring's connection is over.
+pub(super) fn close(ring: &Ring) {
+    if let Some(own) = place(ring.latencies.swap(0, AcqRel)) {
+        own.close();
+    }
+}
