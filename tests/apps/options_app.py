@@ -521,10 +521,14 @@ def trace_of(both):
 def NACC_TRACE(path, pair):
     def traced(both):
         return " promoted " in trace_of(both)
-    for on in (True, False):
-        with pair(options={"NACC_TRACE": str(int(on))}) as both:
+    def measured(both):
+        return any(of["answer_count"] for of in ss("sock", both.client.pid)["sockets"])
+    for level in (0, 1, 2):
+        with pair(options={"NACC_TRACE": str(level)}) as both:
             both.accelerate(1)
-            both.until(lambda: traced(both), "it is traced") if on else same("traced", False, traced(both))
+            both.until(lambda: traced(both), "it is traced") if level else same("traced", False, traced(both))
+            both.until(lambda: measured(both), "it is measured", lambda: both.tell("turns 1")) if level == 2 \
+                else same("measured", False, measured(both))
 
 
 @test

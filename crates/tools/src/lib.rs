@@ -11,6 +11,7 @@ pub mod capture;
 pub mod command;
 pub mod commands;
 pub mod elf;
+pub mod latencies;
 pub mod launch;
 pub mod library;
 pub mod live;

@@ -3,6 +3,7 @@
 //! Names, types and texts are written by the client library of the OpenMetrics project, which is
 //! given the numbers anew each time. A series of a process has its number and its name as labels.
 
+use crate::latencies::Looks;
 use crate::memory::{self, Mappings};
 use crate::processes::Found;
 use crate::segment::Process;
@@ -10,12 +11,16 @@ use crate::show::{
     accelerated_total, bytes_by_path, connections_total, reason_name, reasons, version,
 };
 use netacc_control::stats::{Counter as Count, Path};
-use prometheus_client::encoding::{prometheus_text, text};
+use netacc_control::trace::{Latency, Times};
+use prometheus_client::encoding::{EncodeMetric, MetricEncoder, NoLabelSet, prometheus_text, text};
 use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::gauge::Gauge;
+use prometheus_client::metrics::{MetricType, TypedMetric};
 use prometheus_client::registry::{Registry, Unit};
 use std::collections::HashMap;
+use std::ops::RangeInclusive;
+use std::sync::OnceLock;
 use std::time::{Duration, Instant};
 
 /// How metrics are written.
@@ -55,6 +60,7 @@ pub struct Past {
     /// falls would be taken for one that began anew.
     sums: Sums,
     mapped: Mapped,
+    latencies: Looks,
 }
 
 impl Past {
@@ -74,6 +80,11 @@ impl Past {
         // Of processes that are gone nothing is kept.
         self.mapped = now;
         found
+    }
+
+    /// How long the answers of these processes took, where that was measured.
+    pub fn latencies<'a>(&mut self, all: &[&'a Process]) -> Vec<(&'a Process, [Times; 2])> {
+        self.latencies.at(all)
     }
 
     fn at_least(&mut self, key: (u32, u64, Path), is: (u64, u64), now: &mut Sums) -> (u64, u64) {
@@ -142,6 +153,7 @@ fn registry(found: &[Found], not_permitted: usize, past: &mut Past) -> Registry 
     connections(&mut families, &all);
     bytes(&mut families, &all, past);
     mapped(&mut families, &all, past);
+    latencies(&mut families, &all, past);
     counters(&mut families, &all);
     registry
 }
@@ -240,6 +252,56 @@ fn mapped(families: &mut Families<'_>, all: &[&Process], past: &mut Past) {
             set(&channels, labels(process, &[("path", path.name().to_owned())]), number);
         }
         set(&pairs, labels(process, &[]), open.iter().map(|c| u64::from(c.pairs)).sum());
+    }
+}
+
+/// A histogram whose numbers are given.
+#[derive(Debug, Clone, Default)]
+struct Given(OnceLock<Times>);
+
+impl EncodeMetric for Given {
+    fn encode(&self, mut encoder: MetricEncoder<'_>) -> Result<(), std::fmt::Error> {
+        let none = Times::default();
+        let times = self.0.get().unwrap_or(&none);
+        let mut before = 0;
+        let mut buckets: Vec<(f64, u64)> = Vec::new();
+        for power in LE_POWERS {
+            let below = times.below(1 << power);
+            buckets.push(((1u64 << power) as f64 / 1e9, below - before));
+            before = below;
+        }
+        let count = times.count();
+        buckets.push((f64::INFINITY, count - before));
+        let sum = times.sum_ns as f64 / 1e9;
+        encoder.encode_histogram::<NoLabelSet>(sum, count, &buckets, None)
+    }
+
+    fn metric_type(&self) -> MetricType {
+        <Self as TypedMetric>::TYPE
+    }
+}
+
+impl TypedMetric for Given {
+    const TYPE: MetricType = MetricType::Histogram;
+}
+
+/// The bounds of what Prometheus is told: powers of two nanoseconds, 512 ns to 34 s.
+const LE_POWERS: RangeInclusive<u32> = 9..=35;
+
+fn latencies(families: &mut Families<'_>, all: &[&Process], past: &mut Past) {
+    let mut family = |name: &str, help: &str| {
+        let family = Family::<Labels, Given>::default();
+        families.registry.register_with_unit(name, help, Unit::Seconds, family.clone());
+        family
+    };
+    let help = "From a send to the first bytes behind it, where NACC_TRACE is 2";
+    let answer = family(Latency::Answer.name(), help);
+    let help = "From the first bytes received to the next send, where NACC_TRACE is 2";
+    let serve = family(Latency::Serve.name(), help);
+    for (process, times) in past.latencies(all) {
+        for (family, times) in [&answer, &serve].into_iter().zip(times) {
+            let _ = family.get_or_create(&labels(process, &[])).0.set(times);
+        }
     }
 }
 

@@ -1,5 +1,6 @@
 //! Tables for people and JSON for programs. What JSON says is a contract; tables may change.
 
+use crate::latencies::{self, Latencies};
 use crate::memory::{self, Mappings};
 use crate::processes::Found;
 use crate::segment::Process;
@@ -172,9 +173,10 @@ fn by_path(values: &[u64]) -> Map<String, Value> {
 }
 
 fn sockets_json(process: &Process, view: &View<'_>) -> Vec<Value> {
+    let measured = Latencies::of(process.pid);
     let socket = |connection: &Connection| {
         let bytes = |bytes: &[u64], path: Path| bytes.get(path as usize).copied();
-        json!({
+        let mut socket = json!({
             "fd": connection.fd,
             "local": address(connection.local),
             "peer": address(connection.peer),
@@ -199,7 +201,11 @@ fn sockets_json(process: &Process, view: &View<'_>) -> Vec<Value> {
             "demotions": connection.demotions,
             "peer_pid": connection.peer_pid,
             "opened_unix_ns": connection.opened_unix_ns,
-        })
+        });
+        if let Value::Object(map) = &mut socket {
+            map.extend(latencies::json(measured.find(connection)));
+        }
+        socket
     };
     view.selection.of(&process.connections).into_iter().map(socket).collect()
 }
@@ -328,7 +334,7 @@ pub(crate) fn way(connection: &Connection) -> String {
 }
 
 fn sockets_text(process: &Process, view: &View<'_>) -> String {
-    let mut table = Table::new(&[
+    let mut headings = vec![
         ">Fd",
         "Local",
         "Peer",
@@ -350,14 +356,18 @@ fn sockets_text(process: &Process, view: &View<'_>) -> String {
         ">Promoted",
         ">Demoted",
         ">Age",
-    ]);
+    ];
+    let times = latencies::headings();
+    headings.extend(times.iter().map(String::as_str));
+    let mut table = Table::new(&headings);
+    let measured = Latencies::of(process.pid);
     let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
     let shown = view.selection.of(&process.connections);
     for connection in &shown {
         let opened = Duration::from_nanos(connection.opened_unix_ns);
         let bytes =
             |bytes: &[u64], path: Path| bytes.get(path as usize).copied().unwrap_or(0).to_string();
-        table.row([
+        let mut row = vec![
             connection.fd.to_string(),
             address(connection.local),
             address(connection.peer),
@@ -379,7 +389,9 @@ fn sockets_text(process: &Process, view: &View<'_>) -> String {
             connection.promotions.to_string(),
             connection.demotions.to_string(),
             if opened.is_zero() { String::from("-") } else { age(now.saturating_sub(opened)) },
-        ]);
+        ];
+        row.extend(latencies::cells(measured.find(connection)));
+        table.row(row);
     }
     format!("{}\n\n{}", open_connections(process, view, shown.len()), table.render(view.fits()))
 }

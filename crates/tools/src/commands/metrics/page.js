@@ -1,8 +1,9 @@
 "use strict";
 // What a process says is shown as text, never as markup.
 const PATHS = ["tcp", "shm", "rdma", "utcp"], KEPT = 120, PAUSE = 1000;
-const history = { bytes: [], open: [] };
-let before = null;
+const history = { bytes: [], open: [], latency: [] };
+const LATENCIES = ["answer-p50", "answer-p99", "serve-p50", "serve-p99"];
+let before = null, counted = null;
 
 function size(bytes) {
   const units = ["B", "KiB", "MiB", "GiB", "TiB"];
@@ -18,15 +19,16 @@ function age(s) {
   return s >= 60 ? Math.floor(s / 60) + "m" + s % 60 + "s" : s + "s";
 }
 
-function plot(id, rows, word) {
+function plot(id, rows, word, lines = PATHS) {
   const svg = document.getElementById(id), make = (name) => document.createElementNS("http://www.w3.org/2000/svg", name);
-  const top = Math.max(1, ...rows.flat()), width = svg.clientWidth || 600;
+  const top = Math.max(1, ...rows.flat().filter((value) => value !== null)), width = svg.clientWidth || 600;
   svg.setAttribute("viewBox", `0 0 ${width} 150`);
   svg.replaceChildren();
-  PATHS.forEach((path, index) => {
+  lines.forEach((path, index) => {
     const line = make("polyline");
     line.setAttribute("class", path);
-    line.setAttribute("points", rows.map((row, at) =>
+    // (A moment of which nothing is known has no point.)
+    line.setAttribute("points", rows.map((row, at) => row[index] === null ? "" :
       `${width - (rows.length - 1 - at) * width / (KEPT - 1)},${145 - row[index] / top * 125}`).join(" "));
     svg.append(line);
   });
@@ -77,12 +79,60 @@ function show(processes, time) {
   before = { processes: said, time };
 }
 
+function time(ns) {
+  const units = ["ns", "us", "ms", "s"];
+  let unit = 0;
+  while (ns >= 1000 && unit + 1 < units.length) { ns /= 1000; unit += 1; }
+  return ns.toFixed(unit && ns < 100 ? 1 : 0) + " " + units[unit];
+}
+
+// Of what was counted since the look before, in all processes that were there then, too.
+function quantile(buckets, part) {
+  const ends = [...buckets.keys()].sort((a, b) => a - b);
+  const all = ends.reduce((sum, end) => sum + buckets.get(end), 0);
+  let seen = 0;
+  for (const end of ends) {
+    seen += buckets.get(end);
+    if (seen >= all * part && seen > 0) return end;
+  }
+  return null;
+}
+
+function showLatencies(processes) {
+  const now = new Map(processes.map((p) => [p.pid + " " + p.program, p.times]));
+  if (counted) {
+    const row = [];
+    for (const name of ["answer", "serve"]) {
+      const more = new Map();
+      for (const [key, times] of now) {
+        const was = counted.has(key) ? new Map(counted.get(key)[name]) : null;
+        for (const [end, count] of was ? times[name] : []) {
+          more.set(end, (more.get(end) || 0) + Math.max(0, count - (was.get(end) || 0)));
+        }
+      }
+      row.push(quantile(more, 0.5), quantile(more, 0.99));
+    }
+    keep(history.latency, row);
+  }
+  counted = now;
+  document.getElementById("latency-hint").hidden = processes.length !== 0;
+  document.getElementById("latency-legend").hidden = processes.length === 0;
+  plot("latency", history.latency, time, LATENCIES);
+  const said = history.latency.some((row) => row.some((value) => value !== null));
+  if (!said) document.querySelector("#latency text").textContent = "";
+}
+
+async function ask(name) {
+  const answer = await fetch(name);
+  if (!answer.ok) throw new Error(answer.statusText);
+  return answer.json();
+}
+
 async function look() {
   const state = document.getElementById("state");
   try {
-    const answer = await fetch("processes.json");
-    if (!answer.ok) throw new Error(answer.statusText);
-    show(await answer.json(), performance.now());
+    show(await ask("processes.json"), performance.now());
+    showLatencies(await ask("latencies.json"));
     state.textContent = new Date().toLocaleTimeString();
   } catch (error) {
     state.textContent = "no answer: " + error.message;
@@ -90,11 +140,12 @@ async function look() {
   setTimeout(look, PAUSE);
 }
 
-const legend = document.getElementById("legend");
-for (const path of PATHS) {
-  const word = document.createElement("span");
-  word.className = path;
-  word.textContent = path;
-  legend.append(word);
+for (const [id, words] of [["legend", PATHS], ["latency-legend", LATENCIES]]) {
+  for (const name of words) {
+    const word = document.createElement("span");
+    word.className = name;
+    word.textContent = name.replace("-", " ");
+    document.getElementById(id).append(word);
+  }
 }
 look();

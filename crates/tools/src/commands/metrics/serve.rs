@@ -4,6 +4,7 @@
 
 use super::visitors::Visitors;
 use super::{State, now};
+use crate::latencies;
 use crate::metrics::Format;
 use crate::show;
 use std::fs;
@@ -210,6 +211,13 @@ impl Server {
             "/processes.json" => {
                 let found = self.state().looks.all().0;
                 ok("application/json", show::processes_json(&found).to_string())
+            }
+            "/latencies.json" => {
+                let mut state = self.state();
+                let found = state.looks.all().0;
+                let all: Vec<_> = found.iter().filter_map(|f| f.process.as_ref().ok()).collect();
+                let all = state.past.latencies(&all);
+                ok("application/json", latencies::page_json(&all).to_string())
             }
             "/metrics" => {
                 let format = match request.accepts("application/openmetrics-text") {

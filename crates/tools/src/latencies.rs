@@ -1,0 +1,187 @@
+//! How long the answers of a process's connections take, where it measures that (`NACC_TRACE=2`):
+//! it stands in its trace.
+
+use crate::segment::Process;
+use crate::trace::{self, Trace};
+use netacc_control::stats::Connection;
+use netacc_control::trace::{Latency, State, Times, bucket_end};
+use serde_json::{Map, Value, json};
+use std::collections::HashMap;
+use std::net::SocketAddr;
+use std::time::{Duration, Instant};
+
+/// Of two times, by [`Latency`].
+type Both = [Times; 2];
+/// A connection: descriptor, both ends.
+type Key = (u32, Option<SocketAddr>, Option<SocketAddr>);
+
+/// Of a process's open connections, those that were measured.
+#[derive(Debug, Default)]
+pub struct Latencies(HashMap<Key, Both>);
+
+impl Latencies {
+    /// Those of a process that runs; none where it has no trace that may be read.
+    pub fn of(pid: u32) -> Latencies {
+        trace::of_process(pid).map(|trace| Latencies::in_trace(&trace)).unwrap_or_default()
+    }
+
+    fn in_trace(trace: &Trace) -> Latencies {
+        if trace.head.latencies == 0 {
+            return Latencies::default();
+        }
+        let rings = trace.rings().into_iter().filter(|ring| ring.state == State::Open as u32);
+        let measured = rings.filter_map(|r| Some(((r.fd, r.local, r.peer), trace.latencies(&r)?)));
+        Latencies(measured.collect())
+    }
+
+    /// A connection's; `None`: it was not measured.
+    pub fn find(&self, connection: &Connection) -> Option<&Both> {
+        self.0.get(&(connection.fd, connection.local, connection.peer))
+    }
+}
+
+/// All that processes have measured, of connections that are over, too; looked at again and again.
+/// (To find a process's trace takes a look at each of its descriptors: it is kept.)
+#[derive(Debug, Default)]
+pub struct Looks(HashMap<(u32, u64), (Instant, Option<Trace>)>);
+
+/// A process that has no trace may have one by then.
+const AGAIN: Duration = Duration::from_secs(10);
+
+impl Looks {
+    /// Of these processes those that have measured something.
+    pub fn at<'a>(&mut self, all: &[&'a Process]) -> Vec<(&'a Process, Both)> {
+        let (mut now, mut found) = (HashMap::new(), Vec::new());
+        for process in all {
+            let key = (process.pid, process.header.started_unix_ns);
+            let known =
+                self.0.remove(&key).filter(|(at, trace)| trace.is_some() || at.elapsed() < AGAIN);
+            let (at, trace) =
+                known.unwrap_or_else(|| (Instant::now(), trace::of_process(process.pid)));
+            let trace = trace.and_then(|mut trace| trace.look_again().ok().map(|()| trace));
+            if let Some(trace) = trace.as_ref().filter(|trace| trace.head.latencies != 0)
+                && let Some(times) = trace.own_ring().and_then(|ring| trace.latencies(&ring))
+            {
+                found.push((*process, times));
+            }
+            now.insert(key, (at, trace));
+        }
+        // Of processes that are gone nothing is kept.
+        self.0 = now;
+        found
+    }
+}
+
+/// The parts of a thousand that are shown, with the names of their columns.
+const SHOWN: [(u64, &str); 2] = [(500, "p50"), (990, "p99")];
+
+/// The columns of a table, and of an unmeasured connection.
+pub fn headings() -> Vec<String> {
+    let mut words = Vec::new();
+    for name in ["Answer", "Serve"] {
+        words.extend(SHOWN.iter().map(|(_, part)| format!(">{name}-{part}")));
+        words.push(format!(">{name}-max"));
+    }
+    words
+}
+
+/// A connection's cells in them.
+pub fn cells(both: Option<&Both>) -> Vec<String> {
+    let mut cells = Vec::new();
+    for at in Latency::ALL {
+        let times = both.and_then(|both| both.get(at as usize)).filter(|times| times.count() != 0);
+        let cell = |ns: Option<u64>| ns.map_or_else(|| String::from("-"), duration);
+        for (part, _) in SHOWN {
+            cells.push(cell(times.and_then(|times| times.quantile(part))));
+        }
+        cells.push(cell(times.map(|times| times.max_ns)));
+    }
+    cells
+}
+
+/// As JSON: null where nothing was measured.
+pub fn json(both: Option<&Both>) -> Map<String, Value> {
+    let mut map = Map::new();
+    for at in Latency::ALL {
+        let times = both.and_then(|both| both.get(at as usize)).filter(|times| times.count() != 0);
+        let name = at.name();
+        map.insert(format!("{name}_count"), json!(times.map(Times::count)));
+        for (part, word) in SHOWN {
+            let ns = times.and_then(|times| times.quantile(part));
+            map.insert(format!("{name}_{word}_ns"), json!(ns));
+        }
+        map.insert(format!("{name}_max_ns"), json!(times.map(|times| times.max_ns)));
+    }
+    map
+}
+
+/// For a page that shows how they change: by process, how many took less than so many nanoseconds,
+/// and not less than what stands before.
+pub fn page_json(all: &[(&Process, Both)]) -> Value {
+    let one = |(process, both): &(&Process, Both)| json!({ "pid": process.pid, "program": process.name, "times": buckets_json(both) });
+    all.iter().map(one).collect()
+}
+
+fn buckets_json(both: &Both) -> Value {
+    let of = |times: &Times| -> Value {
+        let all = times.counts.iter().enumerate().filter(|(_, count)| **count != 0);
+        all.map(|(index, count)| json!([bucket_end(index), count])).collect()
+    };
+    let named = Latency::ALL.iter().zip(both).map(|(it, times)| (it.name().to_owned(), of(times)));
+    Value::Object(named.collect())
+}
+
+/// Three digits.
+pub fn duration(ns: u64) -> String {
+    let units = [(1_000_000_000, "s"), (1_000_000, "ms"), (1_000, "us")];
+    for (unit, name) in units {
+        if ns >= unit {
+            let whole = ns / unit;
+            let digits = if whole >= 100 {
+                0
+            } else if whole >= 10 {
+                1
+            } else {
+                2
+            };
+            return format!("{:.digits$} {name}", ns as f64 / unit as f64);
+        }
+    }
+    format!("{ns} ns")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn times(counts: &[(usize, u64)], max_ns: u64) -> Times {
+        let mut times = Times { max_ns, sum_ns: 0, counts: vec![0; 124] };
+        counts.iter().for_each(|(index, count)| times.counts[*index] = *count);
+        times
+    }
+
+    #[test]
+    fn what_was_not_measured_is_told_so() {
+        let headings = headings();
+        assert_eq!(headings.len(), 6);
+        assert_eq!(cells(None), ["-"; 6]);
+        assert!(json(None).values().all(Value::is_null));
+        let both = [times(&[(3, 98), (40, 2)], 70_500), times(&[], 0)];
+        let shown = cells(Some(&both));
+        assert_eq!(shown, ["128 ns", "70.5 us", "70.5 us", "-", "-", "-"], "{shown:?}");
+        let map = json(Some(&both));
+        assert_eq!((&map["answer_count"], &map["answer_p50_ns"]), (&json!(100), &json!(128)));
+        assert!(map["serve_count"].is_null());
+        let buckets = buckets_json(&both);
+        assert_eq!(buckets["answer"][0], json!([128, 98]));
+        assert_eq!(buckets["serve"], json!([]));
+    }
+
+    #[test]
+    fn times_have_three_digits() {
+        for (ns, text) in [(7, "7 ns"), (1_500, "1.50 us"), (50_123_456, "50.1 ms")] {
+            assert_eq!(duration(ns), text);
+        }
+        assert_eq!(duration(123_456_789_012), "123 s");
+    }
+}
