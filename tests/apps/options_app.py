@@ -547,10 +547,11 @@ def NACC_TRACE_SLOW_MS(path, pair):
                 time.sleep(0.5)
             finally:
                 both.server.send_signal(signal.SIGCONT)
-            both.tell("drink")
-            if bound:
-                both.until(lambda: " slow send ms " in trace_of(both), "the wait is told")
+            # (Before more happens on it than the trace keeps.)
+            said = " slow send ms " if bound else " wake send "
+            both.until(lambda: said in trace_of(both), "the wait is told, or over")
             same(f"told with {bound}", bool(bound), " slow " in trace_of(both))
+            both.tell("drink")
             both.client.stdin.close()
             both.client.wait(PATIENCE)
             left = glob.glob(f"/dev/shm/netacc-trace.*.{both.client.pid}")

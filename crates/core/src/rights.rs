@@ -17,7 +17,7 @@ use crate::fd_table::{self, Entry};
 use crate::lock::Mutex;
 use crate::log::{debug_log, warn_log};
 use crate::socket::{self, Socket, State, flag};
-use crate::{adoption, agent, candidates, config, fast_connect, io, process, shared, sys};
+use crate::{adoption, agent, candidates, config, fast_connect, io, process, shared, stats, sys};
 use core::ffi::c_int;
 use core::sync::atomic::{AtomicBool, Ordering::*};
 use netacc_control::stats::Reason;
@@ -72,6 +72,7 @@ fn give_up() {
             adoption::forget_parent();
             agent::each(|agent| agent.give_up_inherited());
             // Last: nothing names it any more.
+            stats::give_up_inherited();
             shared::give_up_inherited(socket::give_up_slab);
             HAS.store(false, Relaxed);
             debug_log!("what was inherited is given up: the process changes its user");

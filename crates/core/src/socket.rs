@@ -473,9 +473,7 @@ impl Socket {
         if let Some(old) = from.iter().find(|f| **f as u32 == old)
             && r.reason.compare_exchange(*old as u32, to as u32, Relaxed, Relaxed).is_ok()
         {
-            if !self.is_inherited() {
-                stats::place_reason(r, to);
-            }
+            stats::place_reason(r, to);
             self.say(to);
         }
     }
@@ -483,10 +481,7 @@ impl Socket {
     pub(crate) fn set_reason(&self, why: Reason) {
         if let Some(r) = self.record() {
             let old = r.reason.swap(why as u32, Relaxed);
-            // (The record of a connection that was inherited, and its counts, are its maker's.)
-            if !self.is_inherited() {
-                stats::place_reason(r, why);
-            }
+            stats::place_reason(r, why);
             if old != why as u32 {
                 self.say(why);
             }

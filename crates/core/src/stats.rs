@@ -10,6 +10,9 @@ use netacc_control::stats::{
 use netacc_proto::rendezvous;
 
 static HEADER: AtomicPtr<Header> = AtomicPtr::new(core::ptr::null_mut());
+/// Those of the processes that this one was forked from, the youngest first: a connection that it has
+/// inherited is shown there.
+static BEFORE: [AtomicPtr<Header>; 4] = [const { AtomicPtr::new(core::ptr::null_mut()) }; 4];
 static SEGMENT_FD: core::sync::atomic::AtomicI32 = core::sync::atomic::AtomicI32::new(-1);
 /// Records that were used and are free: the last one freed, counted from 1, and above it a counter
 /// against ABA. A record is used again as soon as it can be: a process touches as many as it ever
@@ -98,13 +101,32 @@ pub(crate) fn answer(request: u64, answer: Answer) {
 
 /// A child has its own segment; the parent's stays mapped, because inherited sockets point into it.
 pub(crate) fn after_fork_in_child() {
-    HEADER.store(core::ptr::null_mut(), Release);
+    let mut older = HEADER.swap(core::ptr::null_mut(), AcqRel);
+    if !older.is_null() {
+        for at in &BEFORE {
+            older = at.swap(older, AcqRel);
+        }
+    }
     let fd = SEGMENT_FD.swap(-1, Relaxed);
     if fd >= 0 {
         fd_words::close_internal(fd);
     }
     FREE.store(0, Relaxed);
     UNUSED.store(0, Relaxed);
+}
+
+/// What was inherited is not this process's to see any more.
+pub(crate) fn give_up_inherited() {
+    BEFORE.iter().for_each(|at| at.store(core::ptr::null_mut(), Release));
+}
+
+/// The segment that a record belongs to.
+fn segment_of(r: &ConnRecord) -> Option<&'static Header> {
+    let record = core::ptr::from_ref(r).addr();
+    let has = |at: &*mut Header| !at.is_null() && record.wrapping_sub(at.addr()) < BYTES;
+    let at = core::iter::once(&HEADER).chain(&BEFORE).map(|at| at.load(Acquire)).find(has)?;
+    // SAFETY: as in `header`; one of a process before stays mapped for as long as it is named here.
+    unsafe { at.as_ref() }
 }
 
 /// A record that nobody has, counted from 0.
@@ -194,10 +216,10 @@ pub(crate) fn remote_record(i: usize) -> Option<&'static ChannelRecord> {
     header()?.remote.get(i)
 }
 
-/// An open connection of this process's is on that path, which is the better of its directions'.
-/// `first`: on that one for the first time, and so on any but TCP.
+/// An open connection is on that path, which is the better of its directions': its maker counts it
+/// there, whoever says so. `first`: on that one for the first time, and so on any but TCP.
 pub(crate) fn place(r: &ConnRecord, path: Path, first: Option<Path>) {
-    let Some(h) = header() else { return };
+    let Some(h) = segment_of(r) else { return };
     h.place(r, path);
     if let Some(first) = first {
         for (path, up) in [(Path::Tcp, false), (first, true)] {
@@ -212,9 +234,9 @@ pub(crate) fn place(r: &ConnRecord, path: Path, first: Option<Path>) {
     }
 }
 
-/// Why an open connection of this process's is where it is.
+/// Why an open connection is where it is.
 pub(crate) fn place_reason(r: &ConnRecord, why: Reason) {
-    if let Some(h) = header() {
+    if let Some(h) = segment_of(r) {
         h.place_reason(r, why);
     }
 }
@@ -293,6 +315,38 @@ mod tests {
         let h = header().unwrap();
         assert!(h.conn_high_water.load(Relaxed) < OTHERS);
         assert_eq!(h.counter(Counter::RecordsExhausted), 0);
+    }
+
+    #[test]
+    fn what_a_child_says_of_a_connection_counts_with_its_maker() {
+        use crate::testing::alone_in_child;
+        crate::testing::init();
+        let r = open_one();
+        let counted = || {
+            let why = Reason::from_code(r.counted_reason.load(Relaxed) as u32);
+            (Path::from_code(r.counted_path.load(Relaxed)), why)
+        };
+        place(r, Path::Shm, None);
+        assert_eq!(counted(), (Some(Path::Shm), Some(Reason::Negotiating)));
+        let says = |path, why, given_up: bool| {
+            alone_in_child(move || {
+                let own = header();
+                after_fork_in_child();
+                if given_up {
+                    give_up_inherited();
+                }
+                // (A grandchild says it as well.)
+                after_fork_in_child();
+                place(r, path, None);
+                place_reason(r, why);
+                header().is_none() && segment_of(r).is_none_or(|h| core::ptr::eq(h, own.unwrap()))
+            })
+        };
+        assert!(says(Path::Tcp, Reason::InheritedByFork, false));
+        assert_eq!(counted(), (Some(Path::Tcp), Some(Reason::InheritedByFork)));
+        assert!(says(Path::Rdma, Reason::None, true));
+        assert_eq!(counted(), (Some(Path::Tcp), Some(Reason::InheritedByFork)), "given up");
+        close(r);
     }
 
     #[test]

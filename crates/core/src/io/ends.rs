@@ -335,11 +335,9 @@ pub(super) fn show_path(s: &Socket, tx: bool, way: Way, at: u64) {
         r.demotions.fetch_add(1, Relaxed);
         stats::count(Counter::Demoted);
     }
-    // (A forked child has books of its own, in which its parent's connections do not stand.)
-    if !s.is_inherited() {
-        let better = r.tx_path.load(Relaxed).max(r.rx_path.load(Relaxed));
-        stats::place(r, Path::from_code(better).unwrap_or(Path::Tcp), first);
-    }
+    // (Of what a forked child has inherited its maker has the books.)
+    let better = r.tx_path.load(Relaxed).max(r.rx_path.load(Relaxed));
+    stats::place(r, Path::from_code(better).unwrap_or(Path::Tcp), first);
 }
 
 /// The peer broke the rules: nothing of what it says is believed any more, the connection is reset.
