@@ -2,6 +2,7 @@
 //! and nothing is left out.
 
 use std::fmt::Write as _;
+use unicode_width::{UnicodeWidthChar, UnicodeWidthStr};
 
 /// Between two columns.
 const GAP: usize = 2;
@@ -62,7 +63,7 @@ impl Table {
         let mut widths = vec![0; self.headings.len()];
         for line in std::iter::once(&self.headings).chain(&self.rows) {
             for (width, cell) in widths.iter_mut().zip(line) {
-                *width = cell.chars().count().max(*width);
+                *width = columns_of(cell).max(*width);
             }
         }
         widths
@@ -114,10 +115,11 @@ impl Table {
             let mut line = " ".repeat(indent);
             for (pieces, width, is_right) in &cells {
                 let piece = pieces.get(at).map_or("", String::as_str);
+                let blanks = " ".repeat(width.saturating_sub(columns_of(piece)));
                 let _ = if *is_right {
-                    write!(line, "{piece:>width$}  ")
+                    write!(line, "{blanks}{piece}  ")
                 } else {
-                    write!(line, "{piece:<width$}  ")
+                    write!(line, "{piece}{blanks}  ")
                 };
             }
             // (Of what is folded, what is empty takes no line.)
@@ -129,17 +131,41 @@ impl Table {
     }
 }
 
+/// How many columns a terminal shows text in: characters of East Asia, and emoji, take two, and
+/// marks that stand on others none. (A control character, of which none gets here, counts one.)
+pub(crate) fn columns_of(text: &str) -> usize {
+    // (Nearly all text.)
+    if text.is_ascii() { text.len() } else { text.width() }
+}
+
+/// A word in pieces of at most so many columns, or of one character that is wider.
+fn pieces(word: &str, columns: usize) -> Vec<String> {
+    let mut pieces = Vec::new();
+    let (mut piece, mut used) = (String::new(), 0);
+    for letter in word.chars() {
+        let width = letter.width().unwrap_or(1);
+        if used + width > columns && !piece.is_empty() {
+            pieces.push(std::mem::take(&mut piece));
+            used = 0;
+        }
+        piece.push(letter);
+        used += width;
+    }
+    pieces.push(piece);
+    pieces
+}
+
 /// Text in lines of at most so many columns, at least one: as it is where it fits, otherwise broken
 /// at blanks, or wherever it must be.
 pub(crate) fn wrapped(text: &str, columns: usize) -> Vec<String> {
     let columns = columns.max(1);
-    if text.chars().count() <= columns {
+    if columns_of(text) <= columns {
         return vec![text.to_owned()];
     }
     let mut lines: Vec<String> = Vec::new();
     let mut room = 0;
     for word in text.split(' ').filter(|word| !word.is_empty()) {
-        let length = word.chars().count();
+        let length = columns_of(word);
         match lines.last_mut() {
             Some(line) if length < room => {
                 line.push(' ');
@@ -147,9 +173,8 @@ pub(crate) fn wrapped(text: &str, columns: usize) -> Vec<String> {
                 room -= length + 1;
             }
             _ => {
-                let letters: Vec<char> = word.chars().collect();
-                lines.extend(letters.chunks(columns).map(String::from_iter));
-                room = columns - (length - 1) % columns - 1;
+                lines.extend(pieces(word, columns));
+                room = columns.saturating_sub(lines.last().map_or(0, |line| columns_of(line)));
             }
         }
     }
@@ -221,7 +246,35 @@ peer-without-library     3
     }
 
     #[test]
+    fn wide_characters_take_two_columns() {
+        assert_eq!(["abc", "日本", "🦀x", "e\u{301}", "한"].map(columns_of), [3, 4, 3, 1, 2]);
+        let mut table = Table::new(&["Program", ">Pid"]);
+        for (name, pid) in [("データベース", "7"), ("redis", "4711"), ("🦀", "12")] {
+            table.row([name.to_owned(), pid.to_owned()]);
+        }
+        let expected = "\
+Program        Pid
+データベース     7
+redis         4711
+🦀              12
+";
+        let text = table.render(None);
+        assert_eq!(text, expected);
+        let ends: Vec<usize> = text.lines().map(columns_of).collect();
+        assert_eq!(ends, [18; 4]);
+        for columns in 4..=20 {
+            let text = table.render(Some(columns));
+            assert!(text.lines().all(|line| columns_of(line) <= columns), "{columns}: {text}");
+            let letters = text.chars().filter(|letter| !letter.is_whitespace()).count();
+            assert_eq!(letters, expected.chars().filter(|c| !c.is_whitespace()).count());
+        }
+    }
+
+    #[test]
     fn words_are_broken_where_they_must_be() {
+        assert_eq!(wrapped("日本語 x", 4), ["日本", "語 x"]);
+        assert_eq!(wrapped("日本語", 3), ["日", "本", "語"]);
+        assert_eq!(wrapped("日x", 1), ["日", "x"]);
         assert_eq!(wrapped("a bc defghijk l", 4), ["a bc", "defg", "hijk", "l"]);
         assert_eq!(wrapped("abcdefghi j", 4), ["abcd", "efgh", "i j"]);
         assert_eq!(wrapped("", 4), [""]);

@@ -1,9 +1,10 @@
 //! How wide the reader's terminal is, and text that fits it. What goes to a file or a program is
 //! not touched.
 
-use crate::table::wrapped;
+use crate::table::{columns_of, wrapped};
 use rustix::termios::tcgetwinsize;
-use std::io::{self, IsTerminal};
+use std::io::{self, IsTerminal, Write as _};
+use std::os::fd::AsFd;
 
 /// Of a terminal that does not say how many it has.
 pub const COLUMNS: usize = 80;
@@ -13,7 +14,17 @@ const COLUMNS_MIN: usize = 20;
 /// Columns of the terminal that standard output is: what COLUMNS says, else what the terminal does.
 /// `None`: it is no terminal.
 pub fn columns() -> Option<usize> {
-    let out = io::stdout();
+    width(io::stdout())
+}
+
+/// Says a line, or some, on standard error; folded where that is a terminal, as [`columns`] has it.
+/// (Where nobody hears that there is nothing else to do.)
+pub fn complain(text: &str) {
+    let text = fold(format!("{text}\n"), width(io::stderr()));
+    let _ = io::stderr().write_all(text.as_bytes());
+}
+
+fn width(out: impl AsFd + IsTerminal) -> Option<usize> {
     if !out.is_terminal() {
         return None;
     }
@@ -25,7 +36,7 @@ pub fn columns() -> Option<usize> {
 
 /// Lines that are wider go on in the next ones, a little further in than they began.
 pub fn fold(text: String, columns: Option<usize>) -> String {
-    let is_wide = |line: &str, columns| line.chars().count() > columns;
+    let is_wide = |line: &str, columns| columns_of(line) > columns;
     let Some(columns) = columns.filter(|n| text.lines().any(|line| is_wide(line, *n))) else {
         return text;
     };
@@ -62,5 +73,6 @@ mod tests {
         assert_eq!(fold(text.to_owned(), Some(18)), folded);
         assert_eq!(fold(text.to_owned(), Some(80)), text);
         assert_eq!(fold(text.to_owned(), None), text);
+        assert_eq!(fold(String::from("日本語 日本語 ab"), Some(8)), "日本語\n  日本語\n  ab");
     }
 }

@@ -126,3 +126,36 @@ fn a_terminal_may_say_nothing_and_columns_may_be_asked_for() {
     let piped = run(piped.args(["cfg", "list"]).env("COLUMNS", "40")).out;
     assert_eq!(piped.lines().map(|line| line.chars().count()).max(), Some(whole));
 }
+
+#[test]
+fn what_goes_to_standard_error_fits_the_terminal_too() {
+    let (ss, netacc) = (env!("CARGO_BIN_EXE_netacc_ss"), env!("CARGO_BIN_EXE_netacc"));
+    let run_it = env!("CARGO_BIN_EXE_netacc_run");
+    let none = "a-program-with-a-long-name-that-nobody-has-started";
+    let all: [(&str, &[&str]); 7] = [
+        (ss, &[none]),
+        (ss, &["-s", "what"]),
+        (netacc, &["cfg", "set", "NACC_SOR_MSG_SIZE", "5000", "-p", none]),
+        (netacc, &["cfg", "get", "NACC_NO_SUCH_PARAMETER"]),
+        (netacc, &["trace", "show", "-p", none]),
+        (netacc, &["doctor", "127.0.0.1:0"]),
+        (run_it, &["-n", "0", "true"]),
+    ];
+    for (program, words) in all {
+        let command = || {
+            let mut command = Command::new(program);
+            command.args(words).env_remove("COLUMNS");
+            command
+        };
+        let whole = run(&mut command());
+        assert!(whole.out.is_empty() && !whole.err.is_empty(), "{words:?}: {}", whole.out);
+        for columns in WIDTHS {
+            let (text, status) = said(columns, &mut command());
+            let about = format!("{words:?} in {columns} columns: {status}\n{text}");
+            assert_eq!(status.code(), whole.status, "{about}");
+            let widest = text.lines().map(|line| line.chars().count()).max();
+            assert!(widest <= Some(columns.into()), "{about}");
+            assert_eq!(squeezed(&text), squeezed(&whole.err), "{about}");
+        }
+    }
+}

@@ -10,6 +10,7 @@ use crate::processes::{self, Unknown};
 use crate::segment::SegmentError;
 use crate::selection::{Network, Selection};
 use crate::show::one_line;
+use crate::terminal;
 use clap::ArgMatches;
 use netacc_control::stats::Path as By;
 use rustix::thread::set_current_timer_slack;
@@ -63,7 +64,7 @@ pub fn main(matches: &ArgMatches) -> c_int {
     let done = story.and_then(|story| begin(story).run(&selection(matches)));
     match done {
         Ok(sums) => {
-            let _ = writeln!(io::stderr(), "netacc capture: {}", sums.text());
+            terminal::complain(&format!("netacc capture: {}", sums.text()));
             status
         }
         // A reader that has seen enough is no error.
@@ -73,7 +74,7 @@ pub fn main(matches: &ArgMatches) -> c_int {
 }
 
 fn complain(text: impl std::fmt::Display) -> c_int {
-    let _ = writeln!(io::stderr(), "netacc capture: {}", one_line(&text.to_string()));
+    terminal::complain(&format!("netacc capture: {}", one_line(&text.to_string())));
     STATUS_FAILED
 }
 
@@ -242,11 +243,10 @@ impl<W: Write> Capture<W> {
         self.processes.retain_mut(|process| {
             if process.is_gone() {
                 process.close(story, now);
-                let _ = writeln!(
-                    io::stderr(),
+                terminal::complain(&format!(
                     "netacc capture: {}: has ended, or has become another program",
                     process.pid
-                );
+                ));
             }
             !process.is_gone()
         });

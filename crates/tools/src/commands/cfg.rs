@@ -14,7 +14,6 @@ use netacc_control::config::{Config, DEFAULT_FILE, Key, RULES, TakesEffect, rend
 use serde_json::{Value, json};
 use std::ffi::c_int;
 use std::fs;
-use std::io::{self, Write};
 use std::os::unix::fs::MetadataExt;
 use std::path::PathBuf;
 use std::time::Duration;
@@ -33,7 +32,7 @@ pub fn main(matches: &ArgMatches) -> c_int {
 }
 
 fn complain(text: impl std::fmt::Display) {
-    let _ = writeln!(io::stderr(), "{TOOL}: {}", printable(&text.to_string()));
+    terminal::complain(&format!("{TOOL}: {}", printable(&text.to_string())));
 }
 
 /// One parameter, as somebody has it.

@@ -21,7 +21,6 @@ use crate::terminal;
 use clap::ArgMatches;
 use finding::{Findings, Level};
 use std::ffi::{OsStr, OsString, c_int};
-use std::io::{self, Write};
 use std::os::unix::ffi::OsStrExt;
 use std::sync::mpsc::{self, RecvTimeoutError};
 use std::time::{Duration, Instant};
@@ -58,7 +57,7 @@ pub fn main(matches: &ArgMatches) -> c_int {
     let subject = match subject(&words) {
         Ok(subject) => subject,
         Err(mistake) => {
-            let _ = writeln!(io::stderr(), "netacc doctor: {mistake}");
+            terminal::complain(&format!("netacc doctor: {mistake}"));
             return STATUS_USAGE;
         }
     };

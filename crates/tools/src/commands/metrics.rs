@@ -9,6 +9,7 @@ mod visitors;
 use super::{STATUS_FAILED, STATUS_USAGE, print};
 use crate::metrics::{Format, Past, render};
 use crate::processes::Looks;
+use crate::terminal;
 use clap::ArgMatches;
 pub use serve::Place;
 use serve::serve;
@@ -41,7 +42,7 @@ pub fn main(matches: &ArgMatches) -> c_int {
 }
 
 fn complain(text: &str, status: c_int) -> c_int {
-    let _ = writeln!(io::stderr(), "netacc metrics: {text}");
+    terminal::complain(&format!("netacc metrics: {text}"));
     status
 }
 

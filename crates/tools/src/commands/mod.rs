@@ -16,6 +16,7 @@ pub mod trace;
 mod utcp_keeper;
 
 use crate::options;
+use crate::terminal;
 use clap::{ArgMatches, Command, FromArgMatches, Subcommand};
 use netacc_bench::Command as Bench;
 use std::borrow::Cow;
@@ -82,7 +83,7 @@ fn bench(matches: &ArgMatches) -> c_int {
         Ok(true) => 0,
         Ok(false) => STATUS_FAILED,
         Err(error) => {
-            let _ = writeln!(io::stderr(), "netacc: {error}");
+            terminal::complain(&format!("netacc: {error}"));
             STATUS_FAILED
         }
     }
@@ -122,7 +123,7 @@ fn parse(tool: &str, command: Command) -> Result<ArgMatches, c_int> {
     command.try_get_matches().map_err(|error| {
         let (is_error, text) = options::answer(tool, &error);
         if is_error {
-            let _ = io::stderr().write_all(text.as_bytes());
+            terminal::complain(text.trim_end_matches('\n'));
             return STATUS_USAGE;
         }
         print(tool, &text)
@@ -146,7 +147,7 @@ fn say(tool: &str, text: &str) -> Result<(), c_int> {
         if error.kind() == io::ErrorKind::BrokenPipe {
             return 0;
         }
-        let _ = writeln!(io::stderr(), "{tool}: standard output: {error}");
+        terminal::complain(&format!("{tool}: standard output: {error}"));
         STATUS_FAILED
     })
 }

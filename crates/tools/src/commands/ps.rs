@@ -5,7 +5,6 @@ use crate::processes::Looks;
 use crate::{show, terminal};
 use clap::ArgMatches;
 use std::ffi::c_int;
-use std::io::{self, Write};
 
 /// `netacc ps …`, the command line read; the exit status.
 pub fn main(matches: &ArgMatches) -> c_int {
@@ -24,10 +23,9 @@ pub fn show(tool: &str, is_json: bool) -> c_int {
     }
     let status = print(tool, &show::processes_text(&found, terminal::columns()));
     if not_permitted > 0 && !rustix::process::geteuid().is_root() {
-        let _ = writeln!(
-            io::stderr(),
+        terminal::complain(&format!(
             "{tool}: {not_permitted} processes of other users may not be read: root sees them, too"
-        );
+        ));
     }
     status
 }

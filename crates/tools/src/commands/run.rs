@@ -4,10 +4,11 @@
 
 use super::{STATUS_USAGE, parse};
 use crate::launch::{self, Environment, Launch};
+use crate::terminal;
 use crate::{command, options};
 use clap::ArgMatches;
 use std::ffi::{CString, OsStr, OsString, c_char, c_int};
-use std::io::{self, Write};
+use std::io::{self};
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 
 /// As env(1): found, but cannot be run.
@@ -47,7 +48,7 @@ pub fn main(matches: &ArgMatches) -> c_int {
 }
 
 fn say(text: &str) {
-    let _ = writeln!(io::stderr(), "netacc_run: {text}");
+    terminal::complain(&format!("netacc_run: {text}"));
 }
 
 fn explain(name: &OsStr, launch: &Launch, error: &io::Error) -> String {

@@ -12,7 +12,6 @@ use clap::ArgMatches;
 use clap::parser::ValueSource;
 use netacc_control::stats::{Path, Reason};
 use std::ffi::c_int;
-use std::io::{self, Write};
 use std::time::{Duration, Instant};
 
 const TOOL: &str = "netacc_ss";
@@ -108,7 +107,7 @@ fn readable(found: Vec<Found>) -> (Vec<Process>, c_int) {
         match found.process {
             Ok(process) => read.push(process),
             Err(error) => {
-                let _ = writeln!(io::stderr(), "{TOOL}: {}: {error}", found.pid);
+                terminal::complain(&format!("{TOOL}: {}: {error}", found.pid));
                 status = STATUS_FAILED;
             }
         }
@@ -117,7 +116,7 @@ fn readable(found: Vec<Found>) -> (Vec<Process>, c_int) {
 }
 
 fn unknown(unknown: &Unknown) -> c_int {
-    let _ = writeln!(io::stderr(), "{TOOL}: {}", one_line(&unknown.to_string()));
+    terminal::complain(&format!("{TOOL}: {}", one_line(&unknown.to_string())));
     match unknown {
         Unknown::Number(_) => STATUS_USAGE,
         Unknown::Name(_) => STATUS_FAILED,

@@ -9,6 +9,7 @@ mod screen;
 mod story;
 
 use super::{STATUS_FAILED, STATUS_USAGE};
+use crate::terminal;
 use app::{App, Key};
 use clap::ArgMatches;
 use ratatui::crossterm::event::{self, Event, KeyCode, KeyEvent, KeyEventKind, KeyModifiers};
@@ -18,7 +19,7 @@ use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use signal_hook::flag;
 use signal_hook::low_level::emulate_default_handler;
 use std::ffi::c_int;
-use std::io::{self, IsTerminal, Write};
+use std::io::{self, IsTerminal};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
@@ -26,7 +27,7 @@ use std::time::{Duration, Instant};
 /// `netacc top …`, the command line read; the exit status.
 pub fn main(matches: &ArgMatches) -> c_int {
     let complain = |text: &str, status| {
-        let _ = writeln!(io::stderr(), "netacc top: {text}");
+        terminal::complain(&format!("netacc top: {text}"));
         status
     };
     if !io::stdin().is_terminal() || !io::stdout().is_terminal() {

@@ -9,7 +9,6 @@ use clap::ArgMatches;
 use rustix::time::{ClockId, clock_gettime};
 use std::collections::HashMap;
 use std::ffi::c_int;
-use std::io::{self, Write};
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -33,7 +32,7 @@ pub fn main(matches: &ArgMatches) -> c_int {
 }
 
 fn complain(text: impl std::fmt::Display) {
-    let _ = writeln!(io::stderr(), "{TOOL}: {}", one_line(&text.to_string()));
+    terminal::complain(&format!("{TOOL}: {}", one_line(&text.to_string())));
 }
 
 fn list(matches: &ArgMatches) -> c_int {

@@ -1,5 +1,6 @@
 //! What was found, and how it is said.
 
+use crate::table::columns_of;
 use crate::terminal::{self, COLUMNS};
 use serde_json::{Value, json};
 use std::fmt::Write as _;
@@ -194,7 +195,7 @@ fn paragraph(width: usize, heading: &str, indent: usize, text: &str) -> String {
     let mut line = format!("{heading:<indent$}");
     let mut is_first = true;
     for word in text.split(' ').filter(|word| !word.is_empty()) {
-        if !is_first && line.chars().count() + 1 + word.chars().count() > width {
+        if !is_first && columns_of(&line) + 1 + columns_of(word) > width {
             let _ = writeln!(out, "{line}");
             line = " ".repeat(indent);
             is_first = true;

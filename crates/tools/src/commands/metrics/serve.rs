@@ -105,6 +105,7 @@ fn pause() {
     std::thread::sleep(Duration::from_millis(100));
 }
 
+/// (Not folded: a place is copied as a whole.)
 fn announce(place: &str) {
     let _ = writeln!(io::stderr(), "netacc metrics: {place}");
 }
