@@ -145,7 +145,10 @@ fn fill(s: &Socket, fd: c_int, origin: Origin) {
         Reason::None => (PathList::EMPTY, Reason::DisabledByConfig),
         why => (PathList::EMPTY, why),
     };
-    say_rule(s, tuple, connector);
+    s.ruled.clear();
+    if let Some(tuple) = &tuple {
+        say_rule(s, tuple, connector);
+    }
     if let Some(tuple) = tuple.filter(|_| why == Reason::NotStarted) {
         match paths_for(&tuple, connector) {
             Ok(paths) => list = paths,
@@ -218,9 +221,13 @@ fn rule_of<'a>(config: &'a Config, tuple: &Tuple, connector: bool) -> Option<&'a
     config.rule(&of)
 }
 
-/// What a rule says of a connection's waits and of its trace; without addresses there is none yet.
-fn say_rule(s: &Socket, tuple: Option<Tuple>, connector: bool) {
-    let rule = tuple.and_then(|tuple| rule_of(config::get(), &tuple, connector));
+/// What a rule says of a connection's waits and of its trace.
+fn say_rule(s: &Socket, tuple: &Tuple, connector: bool) {
+    let config = config::get();
+    if config.rules.is_empty() {
+        return s.ruled.clear();
+    }
+    let rule = rule_of(config, tuple, connector);
     s.ruled.set(rule.and_then(Rule::poll_us), rule.and_then(Rule::trace));
 }
 
@@ -254,7 +261,7 @@ pub(crate) fn look_up(s: &'static Socket, g: u16, fd: c_int) -> bool {
         match tuple {
             None => Err(Reason::Disconnected),
             Some(tuple) => {
-                say_rule(s, Some(tuple), s.has(flag::CONNECTOR));
+                say_rule(s, &tuple, s.has(flag::CONNECTOR));
                 s.begin_trace(false);
                 // SAFETY: under the lock, and the paths are not set yet.
                 unsafe { show(s, tuple) };
@@ -446,19 +453,19 @@ mod tests {
             let tuple = Tuple::new("127.0.0.1:1".parse().unwrap(), peer.parse().unwrap()).unwrap();
             let config = Config { rules: rules.clone(), ..config::get().clone() };
             config::with(config, || {
-                say_rule(s, Some(tuple), connector);
+                say_rule(s, &tuple, connector);
                 assert!(paths_for(&tuple, connector).is_ok(), "the paths are as without rules");
                 let traced = [false, true].map(|others| s.ruled.is_traced(|| others));
                 (s.ruled.limit(), traced)
             })
         };
-        use crate::socket::Limit::*;
-        assert_eq!(said("127.0.0.1:2", true), (Us(0), [false, true]));
-        assert_eq!(said("127.0.0.1:3", true), (Us(2_000), [true, true]));
-        assert_eq!(said("127.0.0.1:3", false), (Configured, [false, false]));
-        assert_eq!(said("127.0.0.1:4", true), (Configured, [false, true]));
-        say_rule(s, None, true);
-        assert_eq!(s.ruled.limit(), Configured);
+        use crate::socket::Limit;
+        assert_eq!(said("127.0.0.1:2", true), (Limit::us(0), [false, true]));
+        assert_eq!(said("127.0.0.1:3", true), (Limit::us(2_000), [true, true]));
+        assert_eq!(said("127.0.0.1:3", false), (Limit::CONFIGURED, [false, false]));
+        assert_eq!(said("127.0.0.1:4", true), (Limit::CONFIGURED, [false, true]));
+        s.ruled.clear();
+        assert_eq!(s.ruled.limit(), Limit::CONFIGURED);
     }
 
     #[test]

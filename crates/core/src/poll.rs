@@ -400,11 +400,11 @@ fn by_kernel(fds: &mut [pollfd], mut timeout_ns: i64, mask: Mask, limit: Limit) 
             _ => return r,
         }
     }
-    let asleep = named.map(|(_, habit)| habit.sleep(limit));
+    let asleep = named.map(|(_, habit)| habit.sleep());
     // SAFETY: the caller's array, and its mask.
     let r = unsafe { sleep::ppoll(list, count, timeout_ns, mask) };
     if let Some(asleep) = asleep {
-        asleep.over(r > 0);
+        asleep.over_of(r > 0, limit);
     }
     r
 }

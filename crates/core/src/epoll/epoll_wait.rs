@@ -62,7 +62,7 @@ pub(super) unsafe fn wait_here(
                 // SAFETY: as it came.
                 return unsafe { wait_here(epfd, events, max, left, mask, counted) };
             }
-            counted.sleep = Some(habit.sleep(Limit::Configured));
+            counted.sleep = Some(habit.sleep());
             return PASS;
         }
     }
@@ -121,7 +121,7 @@ unsafe fn look_and_sleep(
         let deadline =
             if *left < 0 { 0 } else { sys::now_ns().saturating_add(*left as u64).max(1) };
         let mut n = 0;
-        let looked = habit.look(Limit::Configured, &[epfd], || {
+        let looked = habit.look(Limit::CONFIGURED, &[epfd], || {
             // SAFETY: the caller's promise.
             n = unsafe { sys::epoll_look(epfd, events, max, core::ptr::null()) };
             n != 0
@@ -130,7 +130,7 @@ unsafe fn look_and_sleep(
         match looked {
             Looked::Signal => return Some(-(libc::EINTR as Ret)),
             Looked::Nothing => {
-                let asleep = habit.sleep(Limit::Configured);
+                let asleep = habit.sleep();
                 // SAFETY: as above.
                 n = unsafe { sleep::epoll_wait(epfd, events, max, *left, core::ptr::null()) };
                 asleep.over(n > 0);

@@ -2,6 +2,7 @@
 //! the one that may be polled for least.
 
 use crate::socket::Limit;
+use core::num::NonZeroU8;
 
 /// So many bounds are told apart; where there are more, connections count as those that may be
 /// polled for least.
@@ -14,13 +15,13 @@ pub(super) struct Limits {
     least: Limit,
 }
 
-/// Where a connection is counted.
+/// Where a connection is counted: an index + 1.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) struct Place(u8);
+pub(super) struct Place(NonZeroU8);
 
 impl Limits {
     pub(super) const fn new() -> Limits {
-        Limits { known: [(Limit::Configured, 0); KNOWN], least: Limit::Configured }
+        Limits { known: [(Limit::CONFIGURED, 0); KNOWN], least: Limit::CONFIGURED }
     }
 
     /// One comes.
@@ -38,12 +39,12 @@ impl Limits {
             *count = count.saturating_add(1);
         }
         self.look();
-        Place(at as u8)
+        Place(NonZeroU8::MIN.saturating_add(at as u8))
     }
 
     /// It goes.
     pub(super) fn leave(&mut self, at: Place) {
-        if let Some((_, count)) = self.known.get_mut(usize::from(at.0)) {
+        if let Some((_, count)) = self.known.get_mut(usize::from(at.0.get() - 1)) {
             *count = count.saturating_sub(1);
         }
         self.look();
@@ -61,48 +62,43 @@ impl Limits {
 
     /// Where those stand that may be polled for least.
     fn strictest(&self) -> usize {
-        let us = |limit: &Limit| match limit {
-            Limit::Configured => u32::MAX,
-            Limit::Us(us) | Limit::AtMostUs(us) => *us,
-        };
-        let least = self.known.iter().enumerate().min_by_key(|(_, (limit, _))| us(limit));
+        let least = self.known.iter().enumerate().min_by_key(|(_, (limit, _))| limit.rank());
         least.map_or(0, |(at, _)| at)
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use super::Limit::*;
     use super::*;
 
     #[test]
     fn the_one_that_may_be_polled_for_least_counts_while_it_is_there() {
         let mut limits = Limits::new();
-        assert_eq!(limits.least(), Configured);
-        let long = limits.join(Us(500));
-        assert_eq!(limits.least(), Us(500));
-        let any = limits.join(Configured);
-        assert_eq!(limits.least(), AtMostUs(500));
-        let none = [limits.join(Us(0)), limits.join(Us(0))];
-        assert_eq!(limits.least(), AtMostUs(0));
+        assert_eq!(limits.least(), Limit::CONFIGURED);
+        let long = limits.join(Limit::us(500));
+        assert_eq!(limits.least(), Limit::us(500));
+        let any = limits.join(Limit::CONFIGURED);
+        assert_eq!(limits.least(), Limit::at_most_us(500));
+        let none = [limits.join(Limit::us(0)), limits.join(Limit::us(0))];
+        assert_eq!(limits.least(), Limit::at_most_us(0));
         limits.leave(none[0]);
-        assert_eq!(limits.least(), AtMostUs(0));
+        assert_eq!(limits.least(), Limit::at_most_us(0));
         limits.leave(none[1]);
         limits.leave(any);
-        assert_eq!(limits.least(), Us(500));
+        assert_eq!(limits.least(), Limit::us(500));
         limits.leave(long);
-        assert_eq!(limits.least(), Configured);
+        assert_eq!(limits.least(), Limit::CONFIGURED);
     }
 
     #[test]
     fn more_bounds_than_are_told_apart_count_as_the_least() {
         let mut limits = Limits::new();
-        let all: [_; KNOWN] = core::array::from_fn(|n| limits.join(Us(100 + n as u32)));
-        let more = limits.join(Us(50));
-        assert_eq!((limits.least(), more), (Us(100), all[0]));
+        let all: [_; KNOWN] = core::array::from_fn(|n| limits.join(Limit::us(100 + n as u32)));
+        let more = limits.join(Limit::us(50));
+        assert_eq!((limits.least(), more), (Limit::us(100), all[0]));
         limits.leave(all[0]);
-        assert_eq!(limits.least(), Us(100));
+        assert_eq!(limits.least(), Limit::us(100));
         limits.leave(more);
-        assert_eq!(limits.least(), Us(101));
+        assert_eq!(limits.least(), Limit::us(101));
     }
 }

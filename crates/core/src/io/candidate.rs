@@ -157,9 +157,9 @@ fn receive(s: &Socket, fd: c_int, flags: c_int, call: &mut impl FnMut(c_int) -> 
     {
         return r;
     }
-    let sleep = habit.sleep(s.ruled.limit());
+    let sleep = habit.sleep();
     let r = call(0);
-    sleep.over(r > 0);
+    sleep.over_of(r > 0, s.ruled.limit());
     r
 }
 

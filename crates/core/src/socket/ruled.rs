@@ -3,40 +3,64 @@
 
 use core::sync::atomic::{AtomicU32, Ordering::*};
 
-/// A bound that rules set to the polling of a wait.
+/// A bound that rules set to the polling of a wait: one word, as every wait carries it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-pub(crate) enum Limit {
-    /// None does: as it is configured.
-    #[default]
-    Configured,
-    /// So many microseconds, whatever is configured.
-    Us(u32),
-    /// As it is configured, but not longer.
-    AtMostUs(u32),
-}
+pub(crate) struct Limit(u32);
+
+/// Microseconds + 1; 0: as it is configured.
+const LIMIT: u32 = (1 << 28) - 1;
+/// It only shortens what is configured.
+const AT_MOST: u32 = 1 << 28;
 
 impl Limit {
+    /// No rule says anything.
+    pub(crate) const CONFIGURED: Limit = Limit(0);
+
+    /// So many microseconds, whatever is configured.
+    pub(crate) const fn us(us: u32) -> Limit {
+        Limit(if us < LIMIT { us + 1 } else { LIMIT })
+    }
+
+    /// As it is configured, but not longer.
+    pub(crate) const fn at_most_us(us: u32) -> Limit {
+        Limit(Limit::us(us).0 | AT_MOST)
+    }
+
+    /// Its microseconds, if it has any.
+    fn bound(self) -> Option<u32> {
+        (self.0 & LIMIT).checked_sub(1)
+    }
+
+    /// How strict it is: less is stricter.
+    pub(crate) fn rank(self) -> u32 {
+        self.bound().unwrap_or(u32::MAX)
+    }
+
+    pub(crate) const fn only_shortens(self) -> bool {
+        self.0 & AT_MOST != 0
+    }
+
     /// Of a wait for connections with either: the shorter one.
     pub(crate) fn or(self, other: Limit) -> Limit {
-        use Limit::*;
-        match (self, other) {
-            (Configured, Configured) => Configured,
-            (Us(a), Us(b)) => Us(a.min(b)),
-            (Configured, Us(us) | AtMostUs(us)) | (Us(us) | AtMostUs(us), Configured) => {
-                AtMostUs(us)
+        match (self.bound(), other.bound()) {
+            (None, None) => Limit::CONFIGURED,
+            (Some(a), Some(b)) if !self.only_shortens() && !other.only_shortens() => {
+                Limit::us(a.min(b))
             }
-            (Us(a) | AtMostUs(a), Us(b) | AtMostUs(b)) => AtMostUs(a.min(b)),
+            (a, b) => Limit::at_most_us(a.unwrap_or(u32::MAX).min(b.unwrap_or(u32::MAX))),
         }
     }
 
     /// What a wait may poll, of which the configuration says so, in nanoseconds. `None`: nothing.
     #[inline(always)]
     pub(crate) fn ns_of(self, configured: Option<u32>) -> Option<u32> {
-        match (self, configured) {
-            (Limit::Configured, _) => configured,
-            (Limit::AtMostUs(us), Some(ns)) => Some(ns.min(us.saturating_mul(1_000))),
-            (Limit::AtMostUs(us) | Limit::Us(us), _) => Some(us.saturating_mul(1_000)),
+        if self == Limit::CONFIGURED {
+            return configured;
         }
+        let ns = self.rank().saturating_mul(1_000);
+        Some(
+            configured.filter(|_| self.only_shortens()).map_or(ns, |configured| configured.min(ns)),
+        )
     }
 }
 
@@ -46,22 +70,22 @@ pub(crate) struct Ruled(AtomicU32);
 
 const TRACED: u32 = 1 << 31;
 const UNTRACED: u32 = 1 << 30;
-const LIMIT: u32 = UNTRACED - 1;
-
 impl Ruled {
     pub(crate) fn set(&self, poll_us: Option<u32>, trace: Option<bool>) {
         let trace = trace.map_or(0, |on| if on { TRACED } else { UNTRACED });
-        let limit = poll_us.map_or(0, |us| us.saturating_add(1).min(LIMIT));
-        self.0.store(trace | limit, Relaxed);
+        self.0.store(trace | poll_us.map_or(Limit::CONFIGURED, Limit::us).0, Relaxed);
+    }
+
+    /// Nothing is said.
+    #[inline(always)]
+    pub(crate) fn clear(&self) {
+        self.0.store(0, Relaxed);
     }
 
     /// Of waits for it.
     #[inline(always)]
     pub(crate) fn limit(&self) -> Limit {
-        match (self.0.load(Relaxed) & LIMIT).checked_sub(1) {
-            None => Limit::Configured,
-            Some(us) => Limit::Us(us),
-        }
+        Limit(self.0.load(Relaxed) & LIMIT)
     }
 
     /// Whether it is traced, where others are or are not.
@@ -76,18 +100,19 @@ impl Ruled {
 
 #[cfg(test)]
 mod tests {
-    use super::Limit::*;
     use super::*;
+
+    const CONFIGURED: Limit = Limit::CONFIGURED;
 
     #[test]
     fn the_shorter_one_counts() {
         for (a, b, both) in [
-            (Configured, Configured, Configured),
-            (Configured, Us(0), AtMostUs(0)),
-            (Us(5), Us(3), Us(3)),
-            (Us(5), AtMostUs(9), AtMostUs(5)),
-            (AtMostUs(5), Configured, AtMostUs(5)),
-            (AtMostUs(5), AtMostUs(3), AtMostUs(3)),
+            (CONFIGURED, CONFIGURED, CONFIGURED),
+            (CONFIGURED, Limit::us(0), Limit::at_most_us(0)),
+            (Limit::us(5), Limit::us(3), Limit::us(3)),
+            (Limit::us(5), Limit::at_most_us(9), Limit::at_most_us(5)),
+            (Limit::at_most_us(5), CONFIGURED, Limit::at_most_us(5)),
+            (Limit::at_most_us(5), Limit::at_most_us(3), Limit::at_most_us(3)),
         ] {
             assert_eq!((a.or(b), b.or(a)), (both, both), "{a:?} {b:?}");
         }
@@ -96,14 +121,14 @@ mod tests {
     #[test]
     fn a_rule_counts_in_the_place_of_the_configuration() {
         for (limit, configured, ns) in [
-            (Configured, None, None),
-            (Configured, Some(7), Some(7)),
-            (Us(2), None, Some(2_000)),
-            (Us(2), Some(0), Some(2_000)),
-            (Us(0), Some(7_000), Some(0)),
-            (AtMostUs(2), Some(7_000), Some(2_000)),
-            (AtMostUs(2), Some(1_000), Some(1_000)),
-            (AtMostUs(0), None, Some(0)),
+            (CONFIGURED, None, None),
+            (CONFIGURED, Some(7), Some(7)),
+            (Limit::us(2), None, Some(2_000)),
+            (Limit::us(2), Some(0), Some(2_000)),
+            (Limit::us(0), Some(7_000), Some(0)),
+            (Limit::at_most_us(2), Some(7_000), Some(2_000)),
+            (Limit::at_most_us(2), Some(1_000), Some(1_000)),
+            (Limit::at_most_us(0), None, Some(0)),
         ] {
             assert_eq!(limit.ns_of(configured), ns, "{limit:?} {configured:?}");
         }
@@ -113,8 +138,10 @@ mod tests {
     fn what_is_set_is_said() {
         let ruled = Ruled(AtomicU32::new(0));
         let said = || (ruled.limit(), ruled.is_traced(|| true), ruled.is_traced(|| false));
-        assert_eq!(said(), (Configured, true, false));
-        for (poll_us, limit) in [(None, Configured), (Some(0), Us(0)), (Some(10_000), Us(10_000))] {
+        assert_eq!(said(), (CONFIGURED, true, false));
+        for (poll_us, limit) in
+            [(None, CONFIGURED), (Some(0), Limit::us(0)), (Some(10_000), Limit::us(10_000))]
+        {
             ruled.set(poll_us, None);
             assert_eq!(said(), (limit, true, false));
             ruled.set(poll_us, Some(true));

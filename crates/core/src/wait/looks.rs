@@ -353,8 +353,8 @@ impl Habit {
 
     /// The thread may sleep from here on.
     #[inline]
-    pub(crate) fn sleep(&'static self, limit: Limit) -> Sleep {
-        Sleep { habit: self, limit, since: sys::ticks() }
+    pub(crate) fn sleep(&'static self) -> Sleep {
+        Sleep { habit: self, since: sys::ticks() }
     }
 
     /// A sleep from `since` to `now` is over.
@@ -397,7 +397,6 @@ impl Habit {
 /// A system call that may sleep is under way.
 pub struct Sleep {
     habit: &'static Habit,
-    limit: Limit,
     /// When it began ([`sys::ticks`]).
     since: u64,
 }
@@ -406,9 +405,15 @@ impl Sleep {
     /// It is over; `news`: what it waited for has come.
     #[inline]
     pub fn over(self, news: bool) {
+        self.over_of(news, Limit::CONFIGURED);
+    }
+
+    /// The same, of a wait for which rules set that limit.
+    #[inline]
+    pub(crate) fn over_of(self, news: bool, limit: Limit) {
         let now = sys::ticks().max(self.since);
         if !news || now - self.since >= sys::ticks_of_ns(AT_ONCE_NS) {
-            self.habit.learn(self.since, now, news, self.limit);
+            self.habit.learn(self.since, now, news, limit);
         }
     }
 }

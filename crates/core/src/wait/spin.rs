@@ -275,9 +275,9 @@ pub(super) fn poll(
 /// thread wants. Where the operator has said nothing, the thread's word counts.
 fn cap_ns(limit: Limit) -> u32 {
     let allowed = config::get().poll_ms.map(|ms| ms.saturating_mul(1_000_000));
-    let allowed = match (limit, allowed) {
-        (Limit::AtMostUs(_), None) => limit.ns_of(Some(SPIN_MAX_NS)),
-        _ => limit.ns_of(allowed),
+    let allowed = match allowed {
+        None if limit.only_shortens() => limit.ns_of(Some(SPIN_MAX_NS)),
+        allowed => limit.ns_of(allowed),
     };
     match (allowed, signals::poll_us().map(|us| us.saturating_mul(1_000))) {
         (Some(allowed), Some(wanted)) => allowed.min(wanted),
@@ -410,7 +410,7 @@ mod tests {
                 cap
             })
         };
-        let cap = |allowed, wanted| cap_by(allowed, wanted, Limit::Configured);
+        let cap = |allowed, wanted| cap_by(allowed, wanted, Limit::CONFIGURED);
         for (allowed, wanted, ns) in [
             (None, None, SPIN_MAX_NS),
             (None, Some(0), 0),
@@ -425,13 +425,13 @@ mod tests {
             assert_eq!(cap(allowed, wanted), ns, "{allowed:?}, {wanted:?}");
         }
         for (limit, allowed, wanted, ns) in [
-            (Limit::Us(0), Some(10), None, 0),
-            (Limit::Us(0), None, Some(50), 0),
-            (Limit::Us(500), Some(0), None, 500_000),
-            (Limit::Us(500), None, Some(50), 50_000),
-            (Limit::AtMostUs(500), None, None, SPIN_MAX_NS),
-            (Limit::AtMostUs(500), Some(1), None, 500_000),
-            (Limit::AtMostUs(5), None, None, 5_000),
+            (Limit::us(0), Some(10), None, 0),
+            (Limit::us(0), None, Some(50), 0),
+            (Limit::us(500), Some(0), None, 500_000),
+            (Limit::us(500), None, Some(50), 50_000),
+            (Limit::at_most_us(500), None, None, SPIN_MAX_NS),
+            (Limit::at_most_us(500), Some(1), None, 500_000),
+            (Limit::at_most_us(5), None, None, 5_000),
         ] {
             assert_eq!(cap_by(allowed, wanted, limit), ns, "{limit:?} {allowed:?} {wanted:?}");
         }
@@ -445,7 +445,7 @@ mod tests {
             signals::set_poll_us(wanted);
             let mut looks = 0;
             for _ in 0..16 {
-                spin(Peers::OtherCpus, Limit::Configured, || {
+                spin(Peers::OtherCpus, Limit::CONFIGURED, || {
                     looks += 1;
                     false
                 });

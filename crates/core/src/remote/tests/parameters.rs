@@ -50,7 +50,7 @@ fn waits(rig: &mut Rig, i: usize, poll_ms: Option<u32>) -> (u64, bool) {
     let config = Config { poll_ms, ..crate::config::get().clone() };
     // As where polling has paid so far.
     let pays =
-        || assert!((0..16).all(|_| wait::spin(Peers::OtherHosts, Limit::Configured, || true)));
+        || assert!((0..16).all(|_| wait::spin(Peers::OtherHosts, Limit::CONFIGURED, || true)));
     let fabric = rig.hosts[0].fabric.clone();
     crate::config::with(config, || {
         if poll_ms != Some(0) {
@@ -148,7 +148,7 @@ fn what_comes_while_a_thread_polls_needs_no_interrupt() {
         let config = Config { poll_ms, ..crate::config::get().clone() };
         crate::config::with(config, || {
             if polls {
-                assert!((0..16).all(|_| wait::spin(Peers::OtherHosts, Limit::Configured, || true)));
+                assert!((0..16).all(|_| wait::spin(Peers::OtherHosts, Limit::CONFIGURED, || true)));
             }
             let (arms, won) = (rig.calls(0, Call::Arm), count(Counter::SpinsWon));
             for _ in 0..ROUNDS {

@@ -23,14 +23,14 @@ fn allowed() -> Habit {
 fn sleeps(habit: &Habit, count: u32, slept_ns: u64, worked_ns: u64) {
     for _ in 0..count {
         let at = habit.ended.load(Relaxed).max(1_000_000_000) + ticks(worked_ns);
-        habit.learn(at, at + ticks(slept_ns), true, Limit::Configured);
+        habit.learn(at, at + ticks(slept_ns), true, Limit::CONFIGURED);
     }
 }
 
 /// Calls made by a wait of which the `finds`-th look finds something (0: none).
 fn looks_of(habit: &Habit, finds: u32) -> u32 {
     let mut calls = 0;
-    habit.look(Limit::Configured, &[5], || {
+    habit.look(Limit::CONFIGURED, &[5], || {
         calls += 1;
         calls == finds
     });
@@ -66,13 +66,13 @@ fn a_thread_that_wants_none_makes_its_call_alone() {
 fn a_rule_shortens_looks_and_allows_none() {
     let habit = allowed();
     sleeps(&habit, SOON, 50 * US, 20 * US);
-    assert_eq!(habit.look(Limit::Us(0), &[5], || false), Looked::Nothing);
+    assert_eq!(habit.look(Limit::us(0), &[5], || false), Looked::Nothing);
     assert!(!habit.looks(-1), "it has given up");
-    assert_eq!([Limit::Us(7), Limit::AtMostUs(70), Limit::Us(90)].map(cap_ns), {
+    assert_eq!([Limit::us(7), Limit::at_most_us(70), Limit::us(90)].map(cap_ns), {
         [7_000, CAP_NS, CAP_NS]
     });
     let config = Config { poll_tcp_us: Some(0), ..config::get().clone() };
-    assert_eq!(config::with(config, || cap_ns(Limit::Us(90))), 0);
+    assert_eq!(config::with(config, || cap_ns(Limit::us(90))), 0);
 }
 
 #[test]
@@ -84,7 +84,7 @@ fn a_late_one_begins_the_count_anew() {
         assert!(!habit.looks(-1));
     }
     sleeps(&habit, SOON - 1, 50 * US, 20 * US);
-    habit.learn(0, ticks(50 * US), false, Limit::Configured);
+    habit.learn(0, ticks(50 * US), false, Limit::CONFIGURED);
     sleeps(&habit, 1, 50 * US, 20 * US);
     assert!(!habit.looks(-1), "a time-out is no news");
 }
