@@ -4,8 +4,9 @@ server PORT [--epoll]: echoes messages. client PORT CONNECTIONS: goes to and fro
 ever, in one thread each, and prints a dot line when each has gone so a hundred times. alone
 [NAME]: has a connection with itself, under that name and with all its memory locked, until it is
 traced, and is killed. confined: has one until then, forbids itself to take names of files away,
-and ends with status 7. sink PORT: receives, and sends nothing. stream PORT: sends for ever. other PORT: is a client until it is
-traced, and becomes another program. short PORT COUNT: makes so many connections of one request each.
+and ends with status 7. sink PORT: receives, and sends nothing. stream PORT: sends for ever. other
+PORT: is a client until it is traced, and becomes another program. short PORT COUNT: makes so many
+connections of one request each.
 """
 
 import ctypes, glob, os, select, socket, struct, sys, threading, time

@@ -10,8 +10,8 @@ use netacc_control::stats::{
 use netacc_proto::rendezvous;
 
 static HEADER: AtomicPtr<Header> = AtomicPtr::new(core::ptr::null_mut());
-/// Those of the processes that this one was forked from, the youngest first: a connection that it has
-/// inherited is shown there.
+/// Those of the processes that this one was forked from, the youngest first: a connection that it
+/// has inherited is shown there.
 static BEFORE: [AtomicPtr<Header>; 4] = [const { AtomicPtr::new(core::ptr::null_mut()) }; 4];
 static SEGMENT_FD: core::sync::atomic::AtomicI32 = core::sync::atomic::AtomicI32::new(-1);
 /// Records that were used and are free: the last one freed, counted from 1, and above it a counter

@@ -5,6 +5,7 @@ use crate::wire::parting;
 use netacc_control::stats::Reason;
 use netacc_control::trace::Back;
 use netacc_packet::sys::Errno;
+use netacc_utcp::carried::Carried;
 use netacc_utcp::{NotTaken, Over, Reason as Tcp, Refusal};
 
 /// What was said with the order to leave.
@@ -12,8 +13,20 @@ pub(super) fn reason_of(leave: u32) -> Reason {
     Reason::ALL.get((leave >> parting::REASON) as usize).copied().unwrap_or(Reason::UtcpGivenBack)
 }
 
-/// What made the kernel go on with it, for its trace.
-pub(super) const fn why_back(why: Option<Over>) -> Back {
+/// What a connection was taken out with, for its trace.
+pub(super) fn said_of_taken(carried: &mut Carried) -> u64 {
+    let figures = carried.connection().figures();
+    let srtt_us = figures.srtt.unwrap_or(0) / 1000;
+    figures.mss.min(0xffff) | srtt_us.min(u64::from(u32::MAX)) << 16
+}
+
+/// Why it came back, for its trace.
+pub(super) fn said_of_back(why: Reason, over: Option<Over>) -> u64 {
+    u64::from(why as u32) | (why_back(over) as u64) << 16
+}
+
+/// What made the kernel go on with it.
+const fn why_back(why: Option<Over>) -> Back {
     match why {
         None => Back::Asked,
         Some(Over::Tcp(Tcp::Fin)) => Back::Fin,

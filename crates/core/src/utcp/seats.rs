@@ -5,8 +5,9 @@
 //!     └───────────────── leaving ──────────────┘
 //! ```
 
+use super::devices::new_rings;
 use super::pause_ns;
-use super::reasons::{reason_of, why_back, why_not};
+use super::reasons::{reason_of, said_of_back, said_of_taken, why_not};
 use crate::channel::Channel;
 use crate::io::{self, Came, Departure, Moved, Went};
 use crate::lock::lock_end;
@@ -173,7 +174,7 @@ impl Owned {
     ) -> Result<(), Reason> {
         let slot = usize::from(self.free.pop().ok_or(Reason::ChannelFull)?);
         let Some(seated) = self.seats.get_mut(slot) else { return Err(Reason::Internal) };
-        let Some(rings) = seated.rings.or_else(new_rings) else {
+        let Some(rings) = seated.rings.or_else(|| new_rings(RING)) else {
             self.free.push(slot as u16);
             return Err(Reason::NoMemory);
         };
@@ -302,11 +303,7 @@ impl Owned {
                 debug_log!("fd {fd}: stays in the kernel: {why:?}");
                 why_not(why)
             })?;
-            if let Some(carried) = driver.engine.carried(number) {
-                let figures = carried.connection().figures();
-                let srtt_us = figures.srtt.unwrap_or(0) / 1000;
-                taken_with = figures.mss.min(0xffff) | srtt_us.min(u64::from(u32::MAX)) << 16;
-            }
+            taken_with = driver.engine.carried(number).map_or(0, said_of_taken);
             let out = channel.words(slot, channel.side);
             let inb = channel.words(slot, channel.side ^ 1);
             // SAFETY: words and rings of the slot's own, which live as long as this process; the
@@ -359,8 +356,7 @@ impl Owned {
             match back.map(|back| (back.result, back.left)) {
                 Some((Ok(given), left)) => {
                     debug_log!("slot {slot}: the kernel has it again: {:?}", given.reason);
-                    let what = u64::from(why as u32) | (why_back(given.reason) as u64) << 16;
-                    s.trace(trace::Event::GivenBack, what);
+                    s.trace(trace::Event::GivenBack, said_of_back(why, given.reason));
                     Came::Back { left }
                 }
                 Some((Err(NotBack::NoWay(_)), _)) => Came::NoWay,
@@ -501,10 +497,4 @@ impl Owned {
         counter.into_iter().for_each(stats::count);
         self.release(slot);
     }
-}
-
-fn new_rings() -> Option<[NonNull<u8>; 2]> {
-    let both = NonNull::new(sys::map_own(2 * RING))?;
-    // SAFETY: within what was just mapped.
-    Some([both, unsafe { both.add(RING) }])
 }
