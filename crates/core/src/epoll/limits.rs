@@ -27,7 +27,7 @@ impl Limits {
     /// One comes.
     pub(super) fn join(&mut self, limit: Limit) -> Place {
         let of = |known: &[(Limit, u32); KNOWN], is: &dyn Fn(&(Limit, u32)) -> bool| {
-            known.iter().position(|known| is(known))
+            known.iter().position(is)
         };
         let at = of(&self.known, &|(known, count)| *known == limit && *count != 0)
             .or_else(|| of(&self.known, &|(_, count)| *count == 0))
