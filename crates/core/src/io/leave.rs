@@ -207,7 +207,7 @@ impl LeaveCall {
         let pid = self.s.channel().map_or(0, |c| c.peer_pid);
         let is_stopped = || looks::may_make_more_calls() && host::is_stopped(pid);
         let waits = self.strict && over_ns < NOTHING_COMES_NS - PULL_BACK_STRICT_NS;
-        over_ns > 0 && !(waits && !is_stopped())
+        over_ns > 0 && (!waits || is_stopped())
     }
 
     /// It comes on: the time begins anew.

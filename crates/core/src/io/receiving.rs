@@ -259,12 +259,10 @@ impl Receiving<'_> {
         let deadline = now.patience.deadline();
         let receive = |_| {
             // With bytes in hand an error is the next call's: the kernel is not to tell it now.
-            let r = await_bytes(fd, deadline);
-            // SAFETY: the caller's buffers.
-            if r < 0 {
-                r
-            } else {
-                unsafe { kernel_recv(fd, self.iov, done, usize::MAX, self.flags) }
+            match await_bytes(fd, deadline) {
+                // SAFETY: the caller's buffers.
+                0 => unsafe { kernel_recv(fd, self.iov, done, usize::MAX, self.flags) },
+                r => r,
             }
         };
         let r = if matches!(s.state.now(), State::Candidate | State::Changing) {
