@@ -219,6 +219,7 @@ impl Service {
     /// Waits for something to do, at most `limit_ns` (< 0: for ever), and does it. False: it can no
     /// longer wait.
     fn turn(&self, limit_ns: i64) -> bool {
+        looks::keep_trace_ready();
         let (epoll, next) = {
             let mut s = self.state.lock();
             s.wake = false;
@@ -276,7 +277,6 @@ impl Service {
         }
         self.agree_on_more();
         self.watch_carriers();
-        looks::keep_trace_ready();
         true
     }
 

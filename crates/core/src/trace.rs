@@ -53,6 +53,8 @@ const HISTORY: u32 = 256;
 const LOOKS: u32 = 32;
 /// After a search in vain the next one is so much later.
 const PAUSE_NS: u64 = 1_000_000_000;
+/// So many there are from the beginning where each call is recorded, if they can be had.
+const AT_ONCE: u32 = 256;
 /// Most that are kept.
 const KEPT_MAX: u32 = 1024;
 
@@ -114,6 +116,10 @@ pub(crate) fn keep_ready() {
         WANTED.store(false, Relaxed);
         if header().is_none() {
             begin();
+            // (Where each call is recorded connections that stay on TCP are measured as well, and
+            // nobody of the library's own may come by for them again.)
+            while config::follows_calls() && (1..AT_ONCE).contains(&READY.load(Relaxed)) && grow() {
+            }
         } else {
             grow();
         }
@@ -140,6 +146,7 @@ const MOST_TURNS: u32 = 10_000;
 fn is_due() -> bool {
     let (unused, ready) = (UNUSED.load(Relaxed), READY.load(Relaxed));
     WANTED.load(Relaxed)
+        || (ready == 0 && config::follows_calls())
         || (ready != 0
             && (ready as usize) < RINGS
             && unused.saturating_add(ready / 4) > ready
@@ -161,8 +168,9 @@ fn begin() {
     }
 }
 
+/// False: there is no memory.
 #[cold]
-fn grow() {
+fn grow() -> bool {
     let ready = READY.load(Acquire);
     let more = file::grow(ready);
     READY.store(ready + more, Release);
@@ -171,6 +179,7 @@ fn grow() {
     if more != 0 {
         NOT_BEFORE.store(0, Relaxed);
     }
+    more != 0
 }
 
 /// A ring for a connection: one that was never used, or that of a connection that is over. With its
