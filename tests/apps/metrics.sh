@@ -28,6 +28,13 @@ first=$(curl -sS -m 20 "http://$place/metrics" | grep 'netacc_received_bytes_tot
 rises() { [ "$(value 'netacc_received_bytes_total{' | sort -n | tail -n 1)" -gt "$first" ]; }
 check bytes wait_for 30 rises
 
+# How long answers take, once somebody has asked for it; a histogram's last bucket has all of them.
+same latencies-unasked "" "$(value 'netacc_serve_seconds_count{')"
+measures() { [ "$(value 'netacc_serve_seconds_count{')" -gt 0 ]; }
+measured() {
+  "$LIB_DIR/netacc" cfg set NACC_TRACE 2 -p "$server" >"$TMP/cfg" 2>&1 && wait_for 30 measures
+}
+
 scraped() {
   curl -sS -m 20 -G "http://127.0.0.1:$prometheus/api/v1/query" --data-urlencode "query=$1" | grep -q "\"pid\":\"$server\""
 }
@@ -59,6 +66,18 @@ if [ -z "$browser" ]; then skip page "no chromium"; else
   # A line for each path, with points.
   lines=$(grep -oE '<polyline class="[a-z]*" points="[0-9][^"]*"' "$TMP/page" | wc -l)
   if [ "$lines" = 6 ]; then ok plots; else fail plots "$lines lines"; fi
+  if grep -q '<p id="latency-hint">' "$TMP/page"; then ok says-how; else fail says-how "$(grep latency "$TMP/page")"; fi
   if grep -q CONSOLE "$TMP/page.err"; then fail console "$(grep CONSOLE "$TMP/page.err")"; else ok console; fi
+fi
+
+if measured; then ok latencies; else fail latencies "$(cat "$TMP/cfg"; "$LIB_DIR/netacc" trace list)"; fi
+curl -sS -m 20 "http://$place/metrics" | grep -F "pid=\"$server\"" | grep '^netacc_serve_seconds' >"$TMP/serve"
+same latencies-all "$(grep _count "$TMP/serve" | sed 's/.* //')" "$(grep -F 'le="+Inf"' "$TMP/serve" | sed 's/.* //')"
+if [ -z "$browser" ]; then skip latency-plot "no chromium"; else
+  HOME=$TMP timeout 120 "$browser" --headless --no-sandbox --disable-gpu --user-data-dir="$TMP/browser" \
+    --enable-logging=stderr --virtual-time-budget=5000 --dump-dom "http://$place/" >"$TMP/page" 2>"$TMP/page.err"
+  plots=$(grep -oE '<polyline class="serve-p[0-9]*" points="[ 0-9][^"]*[0-9]' "$TMP/page" | wc -l)
+  if [ "$plots" = 2 ] && grep -q '<p id="latency-hint" hidden' "$TMP/page"; then ok latency-plot; else
+    fail latency-plot "$(grep -i latency "$TMP/page" "$TMP/page.err")"; fi
 fi
 finish
