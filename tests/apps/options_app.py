@@ -522,7 +522,7 @@ def NACC_TRACE(path, pair):
     def traced(both):
         return " promoted " in trace_of(both)
     def measured(both):
-        return any(of["answer_count"] for of in ss("sock", both.client.pid)["sockets"])
+        return any(of["answer_count"] for of in both.sockets())
     for level in (0, 1, 2):
         with pair(options={"NACC_TRACE": str(level)}) as both:
             both.accelerate(1)
