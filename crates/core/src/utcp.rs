@@ -26,6 +26,7 @@ use crate::wait::looks;
 use crate::{fd_table, host, numbers, packet_policy, process, sys, thread};
 use alloc::vec::Vec;
 use core::ffi::{c_int, c_void};
+use core::ptr::NonNull;
 use core::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, AtomicU64, Ordering::*};
 use libc::pollfd;
 use netacc_control::stats::Reason;
@@ -291,6 +292,13 @@ impl Agent for UserSpace {
             await_back(ending.limit_ns);
         }
     }
+}
+
+/// The two rings of a connection, of so many bytes each.
+fn new_rings(bytes: usize) -> Option<[NonNull<u8>; 2]> {
+    let both = NonNull::new(sys::map_own(2 * bytes))?;
+    // SAFETY: within what was just mapped.
+    Some([both, unsafe { both.add(bytes) }])
 }
 
 /// For how long no connection may leave the kernel, as far as that is known; 0: they may. Under a

@@ -100,17 +100,16 @@ mod tests {
         let rings = config::with(at(true), || {
             sockets.iter().for_each(|s| s.divert_calls());
             // (The first ones may find no memory for it.)
-            for _ in 0..1000 {
+            let recorded = (0..1000).find_map(|_| {
                 talk(&mut ends, 64);
                 trace::keep_ready();
-                let rings = sockets.map(|s| trace::ring(s.ring.load(Relaxed)));
-                if let [Some(a), Some(b)] = rings
-                    && [a, b].iter().all(|ring| ring.latencies.load(Relaxed) != 0)
-                {
-                    return [a, b];
-                }
-            }
-            panic!("nothing is recorded");
+                let [Some(a), Some(b)] = sockets.map(|s| trace::ring(s.ring.load(Relaxed))) else {
+                    return None;
+                };
+                let both = [a, b];
+                both.iter().all(|r| r.latencies.load(Relaxed) != 0).then_some(both)
+            });
+            recorded.unwrap()
         });
         let said = || rings.map(|ring| [Event::Send, Event::Receive].map(|e| events(ring, e)));
         let before = said();

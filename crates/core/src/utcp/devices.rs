@@ -10,7 +10,6 @@ use crate::{keeper, numbers, sys};
 use alloc::boxed::Box;
 use alloc::vec::Vec;
 use core::ffi::{c_char, c_int};
-use core::ptr::NonNull;
 use core::sync::atomic::{AtomicPtr, AtomicUsize, Ordering::*};
 use netacc_control::stats::Reason;
 use netacc_packet::device::NoDevice;
@@ -93,13 +92,6 @@ fn tell(owner: *mut (), slot: usize, news: News) {
             }
         }
     }
-}
-
-/// The two rings of a connection, of so many bytes each.
-pub(super) fn new_rings(bytes: usize) -> Option<[NonNull<u8>; 2]> {
-    let both = NonNull::new(sys::map_own(2 * bytes))?;
-    // SAFETY: within what was just mapped.
-    Some([both, unsafe { both.add(bytes) }])
 }
 
 // ---- the keeper ---------------------------------------------------------------------------------

@@ -5,9 +5,8 @@
 //!     └───────────────── leaving ──────────────┘
 //! ```
 
-use super::devices::new_rings;
-use super::pause_ns;
 use super::reasons::{reason_of, said_of_back, said_of_taken, why_not};
+use super::{new_rings, pause_ns};
 use crate::channel::Channel;
 use crate::io::{self, Came, Departure, Moved, Went};
 use crate::lock::lock_end;
