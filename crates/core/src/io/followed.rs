@@ -76,7 +76,12 @@ pub(super) unsafe fn receive(call: Receiving<'_>, held: RxHeld<'static>) -> Ret 
 }
 
 #[cfg(test)]
-#[allow(clippy::unwrap_used, clippy::indexing_slicing, reason = "tests may fail loudly")]
+#[allow(
+    clippy::panic,
+    clippy::unwrap_used,
+    clippy::indexing_slicing,
+    reason = "tests may fail loudly"
+)]
 mod tests {
     use super::*;
     use crate::path::tests::{A, C, close_both, promoted_within_the_host, talk};
