@@ -46,7 +46,7 @@ extern "C" {
 
 /* Reasons; all others by their names: docs/manual/reasons.md. Their numbers never change. */
 #define NETACC_REASON_NONE 0        /* it is accelerated */
-#define NETACC_REASON_NEGOTIATING 1 /* both ends are about to agree: a second of use decides */
+#define NETACC_REASON_NEGOTIATING 1 /* not decided: a second of use decides */
 #define NETACC_REASON_NOT_STARTED 30 /* it is new: it has carried too little yet */
 #define NETACC_REASON_ABSENT 0xffffffffu /* no library answers in this process */
 

@@ -65,7 +65,7 @@ if [ -z "$browser" ]; then skip page "no chromium"; else
   if grep -q "<td>$server</td><td>redis-server</td>" "$TMP/page"; then ok page; else fail page "$(cat "$TMP/page" "$TMP/page.err")"; fi
   # A line for each path, with points.
   lines=$(grep -oE '<polyline class="[a-z]*" points="[0-9][^"]*"' "$TMP/page" | wc -l)
-  if [ "$lines" = 6 ]; then ok plots; else fail plots "$lines lines"; fi
+  if [ "$lines" = 8 ]; then ok plots; else fail plots "$lines lines"; fi
   if grep -q '<p id="latency-hint">' "$TMP/page"; then ok says-how; else fail says-how "$(grep latency "$TMP/page")"; fi
   if grep -q CONSOLE "$TMP/page.err"; then fail console "$(grep CONSOLE "$TMP/page.err")"; else ok console; fi
 fi

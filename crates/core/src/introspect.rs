@@ -58,10 +58,13 @@ impl Where {
         Where { tx: Path::Tcp, rx: Path::Tcp, why }
     }
 
-    /// While a direction changes its path, its reason may be of before.
+    /// While a direction changes its path, its reason may be of before. And who waits for a verdict
+    /// knows one word for "not yet" (`NETACC_REASON_NEGOTIATING`), agreed or not.
     fn settled(self) -> Where {
         let why = match (self.tx, self.rx, self.why) {
-            (Path::Tcp, Path::Tcp, Reason::None) => Reason::Negotiating,
+            (Path::Tcp, Path::Tcp, Reason::None)
+            | (Path::Tcp, _, Reason::Agreed)
+            | (_, Path::Tcp, Reason::Agreed) => Reason::Negotiating,
             (Path::Tcp, _, why) | (_, Path::Tcp, why) => why,
             _ => Reason::None,
         };
@@ -369,6 +372,8 @@ mod tests {
         use Path::*;
         let of = |tx, rx, why| Where { tx, rx, why }.settled().why;
         assert_eq!(of(Tcp, Tcp, Reason::None), Reason::Negotiating);
+        assert_eq!(of(Tcp, Tcp, Reason::Agreed), Reason::Negotiating);
+        assert_eq!(of(Shm, Shm, Reason::Agreed), Reason::None);
         assert_eq!(of(Shm, Shm, Reason::NotStarted), Reason::None);
         assert_eq!(of(Tcp, Rdma, Reason::None), Reason::None);
         assert_eq!(of(Rdma, Tcp, Reason::SocketOption), Reason::SocketOption);
