@@ -151,10 +151,12 @@ pub struct Ring {
     pub worth: AtomicU32,
     /// The lowest bits of how much had been sent when that wait began.
     pub send_from: AtomicU32,
-    /// Which place has the connection's [`Latencies`]; 0: none.
+    /// Which place has the connection's [`Latencies`]; 0: none. It is the ring's for good.
     pub latencies: AtomicU32,
+    /// When the turn that is under way began, and above bit 0, which says that it is a send's.
+    pub turn: AtomicU64,
     /// Zero.
-    pub reserved: [AtomicU32; 14],
+    pub reserved: [AtomicU32; 12],
     /// [`word`] and what belongs to it.
     pub events: [[AtomicU64; 2]; EVENTS],
 }
@@ -233,7 +235,8 @@ impl Ring {
         self.last.load(Relaxed) == event as u32
     }
 
-    /// Begins a connection's trace in a ring that its caller has claimed ([`Ring::claim`]).
+    /// Begins a connection's trace in a ring that its caller has claimed ([`Ring::claim`]). Its place
+    /// of latencies it keeps.
     pub fn open(&self, number: u64, fd: u32, ns: u64) {
         self.number.store(number, Release);
         self.head.store(0, Release);
@@ -242,7 +245,7 @@ impl Ring {
         }
         self.last.store(0, Relaxed);
         self.looked_at_ms.store(0, Relaxed);
-        self.latencies.store(0, Relaxed);
+        self.turn.store(0, Relaxed);
         self.messages.iter().for_each(|word| word.store(0, Relaxed));
         [&self.send_waits, &self.noted].iter().for_each(|word| word.store(0, Relaxed));
         for word in [&self.noted_calls, &self.worth, &self.send_from] {
@@ -271,6 +274,20 @@ impl Ring {
                 .state
                 .compare_exchange(from as u32, State::Claimed as u32, Acquire, Relaxed)
                 .is_ok()
+    }
+
+    /// Bytes move at that time. A time that has come to its end by this; what began before `since`
+    /// does not count.
+    pub fn turn(&self, sends: bool, ns: u64, since: u64) -> Option<(Latency, u64)> {
+        let before = self.turn.load(Relaxed);
+        let (then, sent) = (before >> 1, before & 1 != 0);
+        let counts = before != 0 && then >= since;
+        if counts && sent == sends {
+            return None;
+        }
+        self.turn.store(ns << 1 | u64::from(sends), Relaxed);
+        let took = ns.checked_sub(then).filter(|_| counts)?;
+        Some((if sends { Latency::Serve } else { Latency::Answer }, took))
     }
 
     /// Stores both addresses.

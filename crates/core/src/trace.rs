@@ -51,6 +51,8 @@ static KEPT: AtomicU32 = AtomicU32::new(0);
 const HISTORY: u32 = 256;
 /// How many are looked at for one.
 const LOOKS: u32 = 32;
+/// So many places of times it passes over.
+const PASSED_MAX: u32 = 1024;
 /// After a search in vain the next one is so much later.
 const PAUSE_NS: u64 = 1_000_000_000;
 /// So many there are from the beginning where each call is recorded, if they can be had.
@@ -191,15 +193,22 @@ fn take() -> Option<(u32, &'static Ring)> {
     {
         return Some(new);
     }
-    used_again(State::Closed).or_else(never_used)
+    used_again().or_else(never_used)
 }
 
-fn used_again(state: State) -> Option<(u32, &'static Ring)> {
+fn used_again() -> Option<(u32, &'static Ring)> {
     let rings = UNUSED.load(Relaxed);
-    for _ in 0..LOOKS.min(rings) {
+    let (mut looks, mut passed) = (LOOKS.min(rings), PASSED_MAX);
+    while looks != 0 && passed != 0 {
         let i = HAND.fetch_add(1, Relaxed) % rings.max(1);
-        if let Some(ring) = ring(i).filter(|ring| i != 0 && ring.claim(state)) {
+        let found = ring(i).filter(|_| i != 0);
+        if let Some(ring) = found.filter(|ring| ring.claim(State::Closed)) {
             return Some((i, ring));
+        }
+        // (Places of times may lie together, and are none that will ever do.)
+        match found.filter(|ring| ring.state.load(Relaxed) == State::Claimed as u32) {
+            Some(_) => passed -= 1,
+            None => looks -= 1,
         }
     }
     None
@@ -215,7 +224,10 @@ fn never_used() -> Option<(u32, &'static Ring)> {
             if let Some(h) = header() {
                 h.rings.fetch_max(n + 1, Release);
             }
-            return ring(n).filter(|ring| ring.claim(State::Free)).map(|ring| (n, ring));
+            // (Otherwise somebody has written there: the next one.)
+            if let Some(ring) = ring(n).filter(|ring| ring.claim(State::Free)) {
+                return Some((n, ring));
+            }
         }
     }
 }
@@ -248,6 +260,7 @@ pub(crate) fn open(fd: i32, event: Event, opened_unix_ns: u64) -> u32 {
         _ => (event, opened),
     };
     ring.open(NUMBER.fetch_add(1, Relaxed) + 1, fd as u32, opened);
+    calls::begin_anew(ring);
     ring.record(event, opened, u64::from(fd as u32));
     i
 }
@@ -326,7 +339,6 @@ pub(crate) fn close(ring: &Ring, badly: bool) {
     let most = if badly { KEPT_MAX } else { KEPT_MAX / 2 };
     let keep =
         worth && KEPT.fetch_update(Relaxed, Relaxed, |n| (n < most).then_some(n + 1)).is_ok();
-    calls::close(ring);
     if let Some(h) = header().filter(|_| worth) {
         h.troubles.fetch_add(1, Relaxed);
     }

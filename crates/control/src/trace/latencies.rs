@@ -5,10 +5,10 @@
 //! `serve` is from there to the begin of the next send: what a server takes. Several threads on one
 //! connection can lose a count; a word is never torn.
 
-use super::{EVENTS, RING_BYTES, read::State};
+use super::{EVENTS, RING_BYTES};
 use alloc::vec::Vec;
 use core::mem::size_of;
-use core::sync::atomic::Ordering::{Acquire, Relaxed, Release};
+use core::sync::atomic::Ordering::{Relaxed, Release};
 use core::sync::atomic::{AtomicU32, AtomicU64};
 
 /// Which times.
@@ -47,7 +47,7 @@ const MAGIC: u64 = u64::from_le_bytes(*b"NETACCLT");
 pub struct Latencies {
     /// Zero: it has no events.
     pub head: AtomicU64,
-    /// [`State::Claimed`] while it is in use, which readers of rings pass over.
+    /// [`super::State::Claimed`], which readers of rings pass over.
     pub state: AtomicU32,
     /// Zero.
     pub reserved_half: AtomicU32,
@@ -55,8 +55,8 @@ pub struct Latencies {
     pub number: AtomicU64,
     /// Says what this is; stored last.
     pub magic: AtomicU64,
-    /// When the turn that is under way began, and above bit 0, which says that it is a send's.
-    pub turn: AtomicU64,
+    /// Zero.
+    pub reserved_long: AtomicU64,
     /// The longest, by [`Latency`].
     pub max_ns: [AtomicU64; 2],
     /// All together.
@@ -105,40 +105,13 @@ pub const fn bucket_end(index: usize) -> u64 {
 }
 
 impl Latencies {
-    /// Takes a place that nobody has; only its claimant opens it.
-    pub fn claim(&self) -> bool {
-        let (free, claimed) = (State::Free as u32, State::Claimed as u32);
-        self.state.load(Relaxed) == free
-            && self.state.compare_exchange(free, claimed, Acquire, Relaxed).is_ok()
-    }
-
     /// Begins anew, for the connection of that number.
     pub fn open(&self, number: u64) {
         self.magic.store(0, Relaxed);
-        let words = [&self.turn].into_iter().chain(&self.max_ns).chain(&self.sum_ns);
+        let words = self.max_ns.iter().chain(&self.sum_ns);
         words.chain(self.counts.iter().flatten()).for_each(|word| word.store(0, Relaxed));
         self.number.store(number, Relaxed);
         self.magic.store(MAGIC, Release);
-    }
-
-    /// The connection is over: another one may have the place.
-    pub fn close(&self) {
-        self.magic.store(0, Relaxed);
-        self.state.store(State::Free as u32, Release);
-    }
-
-    /// Bytes move at that time. A time that has come to its end by this; what began before `since`
-    /// does not count.
-    pub fn turn(&self, sends: bool, ns: u64, since: u64) -> Option<(Latency, u64)> {
-        let before = self.turn.load(Relaxed);
-        let (then, sent) = (before >> 1, before & 1 != 0);
-        let counts = before != 0 && then >= since;
-        if counts && sent == sends {
-            return None;
-        }
-        self.turn.store(ns << 1 | u64::from(sends), Relaxed);
-        let took = ns.checked_sub(then).filter(|_| counts)?;
-        Some((if sends { Latency::Serve } else { Latency::Answer }, took))
     }
 
     /// Counts a time. Any thread.
@@ -249,7 +222,7 @@ mod tests {
             reserved_half: AtomicU32::new(0),
             number: long(),
             magic: long(),
-            turn: long(),
+            reserved_long: long(),
             max_ns: [long(), long()],
             sum_ns: [long(), long()],
             reserved: [const { AtomicU64::new(0) }; 23],
@@ -259,7 +232,8 @@ mod tests {
 
     fn bytes(l: &Latencies) -> Vec<u8> {
         let mut words = vec![l.head.load(Relaxed), l.state.load(Relaxed).into()];
-        let rest = [&l.number, &l.magic, &l.turn].into_iter().chain(&l.max_ns).chain(&l.sum_ns);
+        let rest =
+            [&l.number, &l.magic, &l.reserved_long].into_iter().chain(&l.max_ns).chain(&l.sum_ns);
         let rest = rest.chain(&l.reserved).chain(l.counts.iter().flatten());
         words.extend(rest.map(|word| word.load(Relaxed)));
         words.into_iter().flat_map(u64::to_le_bytes).collect()
@@ -280,24 +254,9 @@ mod tests {
     }
 
     #[test]
-    fn a_turn_ends_where_the_other_side_begins() {
-        let l = empty();
-        assert_eq!(l.turn(true, 100, 0), None, "nothing came before");
-        assert_eq!(l.turn(true, 110, 0), None, "the same turn");
-        assert_eq!(l.turn(false, 150, 0), Some((Latency::Answer, 50)));
-        assert_eq!(l.turn(false, 160, 0), None);
-        assert_eq!(l.turn(true, 157, 0), Some((Latency::Serve, 7)));
-        assert_eq!(l.turn(false, 90, 0), None, "another thread's clock reading came later");
-        assert_eq!(l.turn(true, 300, 200), None, "what began before it was turned on");
-        assert_eq!(l.turn(true, 310, 200), None);
-        assert_eq!(l.turn(false, 320, 200), Some((Latency::Answer, 20)));
-    }
-
-    #[test]
     fn what_is_counted_is_read() {
         let l = empty();
         assert!(LatenciesText::read(&bytes(&l)).is_none(), "it was not opened");
-        assert!(l.claim() && !l.claim());
         l.open(7);
         for ns in [10, 1000, 1001, 50_000_000] {
             l.count(Latency::Answer, ns);
@@ -312,9 +271,6 @@ mod tests {
         assert!(p25 == 32 && (1001..1250).contains(&p50) && p99 == 50_000_000, "{p25} {p50} {p99}");
         assert_eq!((answer.below(32), answer.below(1 << 20), answer.below(1 << 30)), (1, 3, 4));
         assert!(LatenciesText::read(&bytes(&l)[8..]).is_none());
-        l.close();
-        assert!(LatenciesText::read(&bytes(&l)).is_none());
-        assert!(l.claim());
     }
 
     #[test]

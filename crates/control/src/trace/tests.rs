@@ -34,7 +34,8 @@ fn empty_ring() -> Ring {
         worth: word(),
         send_from: word(),
         latencies: word(),
-        reserved: [const { AtomicU32::new(0) }; 14],
+        turn: long(),
+        reserved: [const { AtomicU32::new(0) }; 12],
         events: [const { [AtomicU64::new(0), AtomicU64::new(0)] }; EVENTS],
     }
 }
@@ -129,6 +130,7 @@ impl File {
         [&r.send_waits, &r.noted].iter().for_each(|w| long(&mut bytes, w));
         [&r.noted_calls, &r.worth, &r.send_from].iter().for_each(|w| word(&mut bytes, w));
         word(&mut bytes, &r.latencies);
+        long(&mut bytes, &r.turn);
         r.reserved.iter().for_each(|w| word(&mut bytes, w));
         r.events.iter().flatten().for_each(|w| long(&mut bytes, w));
         assert_eq!(bytes.len(), RING_BYTES);
@@ -354,4 +356,18 @@ fn times_are_whole_on_a_host_that_has_been_up_for_years() {
         let read = file.read(0).unwrap();
         assert_eq!(read.events.iter().map(|event| event.2).collect::<Vec<_>>(), times, "{began}");
     }
+}
+
+#[test]
+fn a_turn_ends_where_the_other_side_begins() {
+    let l = empty_ring();
+    assert_eq!(l.turn(true, 100, 0), None, "nothing came before");
+    assert_eq!(l.turn(true, 110, 0), None, "the same turn");
+    assert_eq!(l.turn(false, 150, 0), Some((Latency::Answer, 50)));
+    assert_eq!(l.turn(false, 160, 0), None);
+    assert_eq!(l.turn(true, 157, 0), Some((Latency::Serve, 7)));
+    assert_eq!(l.turn(false, 90, 0), None, "another thread's clock reading came later");
+    assert_eq!(l.turn(true, 300, 200), None, "what began before it was turned on");
+    assert_eq!(l.turn(true, 310, 200), None);
+    assert_eq!(l.turn(false, 320, 200), Some((Latency::Answer, 20)));
 }

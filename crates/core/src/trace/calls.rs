@@ -1,9 +1,10 @@
 //! Each call that moves bytes, and how long answers take (`NACC_TRACE=2`).
 //!
-//! A connection's times have a place like a ring's, which it gets with its first such call. They
-//! count for the process as well: what its connections had is there when they are over.
+//! A connection's times have a place like a ring's, which its ring gets with the first such call,
+//! and keeps for the connections behind it: so there are never more places than rings. They count
+//! for the process as well: what its connections had is there when they are over.
 
-use super::{RINGS, Ring, ring, used_again};
+use super::{RINGS, Ring, ring};
 use crate::{config, sys};
 use core::sync::atomic::{AtomicU64, Ordering::*};
 use netacc_control::trace::{Event, Latencies, State};
@@ -32,47 +33,60 @@ pub(super) fn place(i: u32) -> Option<&'static Latencies> {
 }
 
 /// Where the times of a ring's connection are, or of the process: made, if there are none yet.
-fn of(ring: &Ring) -> Option<&'static Latencies> {
+fn of(ring: &Ring, now: u64) -> Option<&'static Latencies> {
     match ring.latencies.load(Acquire) {
-        0 => open(ring),
+        0 => open(ring, now),
+        // (`OPENING` is no place's number.)
         i => place(i),
     }
 }
 
+/// Stands for the place that a thread is about to make.
+const OPENING: u32 = u32::MAX;
+
 #[cold]
-fn open(ring: &Ring) -> Option<&'static Latencies> {
-    // (Places that were given back are free again, and no others below the first unused one.)
-    let (i, _) = used_again(State::Free).or_else(never_used)?;
-    let new = place(i)?;
-    new.open(ring.number.load(Relaxed));
-    match ring.latencies.compare_exchange(0, i, AcqRel, Acquire) {
-        Ok(_) => Some(new),
-        Err(other) => {
-            new.close();
-            place(other)
-        }
+fn open(ring: &Ring, now: u64) -> Option<&'static Latencies> {
+    // (A call that ends when its connection is over needs none.)
+    if ring.state.load(Relaxed) != State::Open as u32
+        || ring.latencies.compare_exchange(0, OPENING, AcqRel, Relaxed).is_err()
+    {
+        return None;
     }
+    let new = never_used(now).and_then(|i| Some((i, place(i)?)));
+    if let Some((_, new)) = new {
+        new.open(ring.number.load(Relaxed));
+    }
+    ring.latencies.store(new.map_or(0, |(i, _)| i), Release);
+    new.map(|(_, new)| new)
 }
 
-fn never_used() -> Option<(u32, &'static Ring)> {
+fn never_used(now: u64) -> Option<u32> {
     // (Half of all: a connection has a ring first.)
     let h = super::header().filter(|h| (h.latencies.load(Relaxed) as usize) < RINGS / 2)?;
     let new = super::never_used();
-    match new {
-        Some(_) => drop(h.latencies.fetch_add(1, Relaxed)),
-        None => super::WANTED.store(true, Relaxed),
+    if new.is_some() {
+        h.latencies.fetch_add(1, Relaxed);
+    } else if now >= super::GROW_NOT_BEFORE.load(Relaxed) {
+        super::WANTED.store(true, Relaxed);
     }
-    new
+    new.map(|(i, _)| i)
+}
+
+/// Another connection has the ring from here on, and its place.
+pub(super) fn begin_anew(ring: &Ring) {
+    if let Some(own) = place(ring.latencies.load(Acquire)) {
+        own.open(ring.number.load(Relaxed));
+    }
 }
 
 /// Bytes are about to be sent, or have been received: that turn's time is counted.
 fn turn(ring: &Ring, sends: bool, now: u64) {
-    let Some(own) = of(ring) else { return };
-    let Some((which, took)) = own.turn(sends, now, SINCE.load(Relaxed)) else { return };
-    own.count(which, took);
-    if let Some(all) = super::ring(0).and_then(of) {
-        all.count(which, took);
-    }
+    // (It has its place from the first call on.)
+    let own = of(ring, now);
+    let Some((which, took)) = ring.turn(sends, now, SINCE.load(Relaxed)) else { return };
+    // Without a place the process's times are still all there.
+    let all = super::ring(0).and_then(|all| of(all, now));
+    own.into_iter().chain(all).for_each(|times| times.count(which, took));
 }
 
 /// A call begins that sends on the ring's connection: when. (Before its first byte can be seen:
@@ -93,11 +107,4 @@ pub(crate) fn received(ring: &Ring, offset: u64, bytes: u64) {
     let now = sys::now_ns();
     turn(ring, false, now);
     ring.record(Event::Receive, now, offset & OFFSET_MASK | bytes.min(BYTES_MAX) << 40);
-}
-
-/// The ring's connection is over.
-pub(super) fn close(ring: &Ring) {
-    if let Some(own) = place(ring.latencies.swap(0, AcqRel)) {
-        own.close();
-    }
 }

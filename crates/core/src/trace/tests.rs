@@ -150,7 +150,87 @@ fn times_have_a_place_until_the_connection_is_over() {
     assert_eq!(what(Event::Send), Some(20 | 10 << 40));
     assert_eq!(what(Event::Receive), Some(10 | ((1 << 24) - 1) << 40));
     close(ring, false);
-    assert_eq!(ring.latencies.load(Relaxed), 0, "it is given back");
+    assert_eq!(ring.latencies.load(Relaxed), i, "it stays the ring's");
+}
+
+/// In this thread each call is recorded, in a child that is alone in its process.
+fn in_child_with_calls(act: impl FnOnce() -> bool) {
+    on();
+    let config = crate::config::get().clone();
+    crate::config::from_here_on(netacc_control::Config { trace_calls: true, ..config });
+    assert!(alone_in_child(|| {
+        after_fork_in_child();
+        let done = act();
+        file::remove();
+        done
+    }));
+}
+
+fn turns(ring: &Ring) {
+    let began = send_begins(ring);
+    sent(ring, began, 0, 1);
+    received(ring, 0, 1);
+}
+
+fn answers_of(ring: &Ring) -> u64 {
+    let place = calls::place(ring.latencies.load(Relaxed)).unwrap();
+    place.counts[0].iter().map(|n| n.load(Relaxed)).sum()
+}
+
+#[test]
+fn times_of_connections_that_come_and_go_take_no_more_memory_and_none_is_lost() {
+    in_child_with_calls(|| {
+        opens(Event::Accepted);
+        let (many, at_once) = (10 * HISTORY as usize, 100);
+        for _ in 0..many / at_once {
+            let rings: std::vec::Vec<_> =
+                (0..at_once).map(|_| some(opens(Event::Accepted)).unwrap()).collect();
+            // (All rings, then all places.)
+            for ring in rings.iter().copied() {
+                turns(ring);
+                keep_ready();
+                if ring.latencies.load(Relaxed) != 0 && answers_of(ring) > 1 {
+                    return false;
+                }
+            }
+            rings.into_iter().for_each(|ring| close(ring, false));
+        }
+        let all = answers_of(super::ring(0).unwrap());
+        UNUSED.load(Relaxed) <= HISTORY + 4 * at_once as u32
+            && all as usize == many / at_once * at_once
+    });
+}
+
+#[test]
+fn times_without_a_place_count_for_the_process() {
+    in_child_with_calls(|| {
+        let first = some(opens(Event::Accepted)).unwrap();
+        turns(first);
+        header().unwrap().latencies.store(RINGS as u32 / 2, Relaxed);
+        let ring = some(opens(Event::Accepted)).unwrap();
+        let before = answers_of(super::ring(0).unwrap());
+        turns(ring);
+        ring.latencies.load(Relaxed) == 0 && answers_of(super::ring(0).unwrap()) == before + 1
+    });
+}
+
+#[test]
+fn a_call_that_ends_when_its_connection_is_over_takes_no_place() {
+    in_child_with_calls(|| {
+        let ring = some(opens(Event::Accepted)).unwrap();
+        close(ring, false);
+        received(ring, 0, 1);
+        ring.latencies.load(Relaxed) == 0
+    });
+}
+
+#[test]
+fn a_ring_that_is_not_free_is_passed_over() {
+    in_child_with_calls(|| {
+        let first = opens(Event::Accepted);
+        let next = ring(first + 1).unwrap();
+        next.claim(State::Free) && opens(Event::Accepted) == first + 2
+    });
 }
 
 #[test]
