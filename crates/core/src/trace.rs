@@ -17,7 +17,7 @@ pub(crate) use netacc_control::trace::{Event, Slow};
 mod calls;
 mod file;
 pub(crate) mod slow;
-pub(crate) use calls::{received, send_begins, sent};
+pub(crate) use calls::{Begun, received, send_begins, sent, sent_nothing};
 
 static HEADER: AtomicPtr<Header> = AtomicPtr::new(core::ptr::null_mut());
 /// It was tried to make the file.

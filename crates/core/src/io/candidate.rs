@@ -128,14 +128,17 @@ pub(crate) fn candidate(
 fn followed(on: Named, side: Side, flags: c_int, call: &mut impl FnMut(c_int) -> isize) -> isize {
     let Named { s, g, fd } = on;
     let offset = in_kernel(s, side).1.load(Relaxed);
-    let (began, r) = match side {
-        Side::Receive => (0, receive(s, fd, flags, call)),
+    let (begun, r) = match side {
+        Side::Receive => (None, receive(s, fd, flags, call)),
         Side::Send => (s.send_begins(), call(0)),
     };
-    if r > 0 && flags & libc::MSG_PEEK == 0 && s.generation16() == g {
+    if s.generation16() == g {
         match side {
-            Side::Receive => s.trace_received(offset, r as u64),
-            Side::Send => s.trace_sent(began, offset, r as u64),
+            Side::Receive if r > 0 && flags & libc::MSG_PEEK == 0 => {
+                s.trace_received(offset, r as u64);
+            }
+            Side::Receive => {}
+            Side::Send => s.trace_sent(begun, offset, r),
         }
     }
     r

@@ -47,11 +47,11 @@ pub(super) unsafe fn send(call: Sending<'_>, held: TxHeld<'static>) -> Ret {
         // SAFETY: the caller's promise.
         return unsafe { call.run(held) };
     }
-    let (offset, began) = (held.end.switch.offset(), s.send_begins());
+    let (offset, begun) = (held.end.switch.offset(), s.send_begins());
     // SAFETY: as above.
     let r = unsafe { call.run(held) };
-    if r > 0 && s.generation16() == g {
-        s.trace_sent(began, offset, r as u64);
+    if s.generation16() == g {
+        s.trace_sent(begun, offset, r);
     }
     r
 }
@@ -92,6 +92,33 @@ mod tests {
     fn events(ring: &Ring, event: Event) -> usize {
         let firsts = ring.events.iter().map(|[first, _]| first.load(Relaxed));
         firsts.filter(|first| first & 63 == event as u64).count()
+    }
+
+    /// A send of nothing, or one that finds no room, is no answer.
+    #[test]
+    fn a_send_that_sends_nothing_takes_no_turn() {
+        let mut ends = promoted_within_the_host();
+        let config = Config { trace: true, trace_calls: true, ..Config::default() };
+        config::with(config, || {
+            let (s, fd) = (ends[C].socket, ends[C].fd);
+            s.divert_calls();
+            let ring = (0..1000).find_map(|_| {
+                talk(&mut ends, 64);
+                trace::keep_ready();
+                trace::ring(s.ring.load(Relaxed)).filter(|r| r.turn.load(Relaxed) != 0)
+            });
+            let (ring, bytes) = (ring.unwrap(), [0u8; 4096]);
+            // SAFETY: as many bytes as there are, or fewer.
+            let send = |n| unsafe { crate::io::send(fd, bytes.as_ptr(), n, libc::MSG_DONTWAIT) };
+            let before = ring.turn.load(Relaxed);
+            assert_eq!((send(0), ring.turn.load(Relaxed)), (0, before));
+            while send(bytes.len()) > 0 {}
+            // As if its peer had answered meanwhile.
+            ring.turn.store(before & !1, Relaxed);
+            assert_eq!(send(1), -(libc::EAGAIN as Ret));
+            assert_eq!(ring.turn.load(Relaxed), before & !1);
+        });
+        ends.iter_mut().for_each(|end| end.close());
     }
 
     #[test]

@@ -5,7 +5,8 @@
 //! being changed. Anybody may take these away; who gives them back holds the end's lock.
 
 use super::Socket;
-use crate::{config, trace};
+use crate::config;
+use crate::trace::{self, Begun};
 use core::sync::atomic::{AtomicPtr, Ordering::*, fence};
 use netacc_ring::RingWords;
 
@@ -16,18 +17,21 @@ impl Socket {
             fast.store(core::ptr::null_mut(), Relaxed);
         }
     }
-    /// A call begins that sends on it: when, if that is recorded; otherwise 0.
+    /// A call begins that sends on it, if that is recorded.
     #[cold]
     #[inline(never)]
-    pub(crate) fn send_begins(&self) -> u64 {
-        self.ring().map_or(0, trace::send_begins)
+    pub(crate) fn send_begins(&self) -> Option<Begun> {
+        self.ring().map(trace::send_begins)
     }
-    /// The call that began then has sent so much, from that byte of the stream on.
+    /// That call has sent so much, from that byte of the stream on; or nothing, or it has failed.
     #[cold]
     #[inline(never)]
-    pub(crate) fn trace_sent(&self, began: u64, offset: u64, bytes: u64) {
-        if let Some(ring) = self.known_ring().filter(|_| began != 0) {
-            trace::sent(ring, began, offset, bytes);
+    pub(crate) fn trace_sent(&self, begun: Option<Begun>, offset: u64, sent: isize) {
+        let (Some(ring), Some(begun)) = (self.known_ring(), begun) else { return };
+        if sent > 0 {
+            trace::sent(ring, &begun, offset, sent as u64);
+        } else {
+            trace::sent_nothing(ring, &begun);
         }
     }
     /// A call has received so much, from that byte of the stream on.

@@ -1,13 +1,13 @@
 //! Each call that moves bytes, and how long answers take (`NACC_TRACE=2`).
 //!
-//! A connection's times have a place like a ring's, which its ring gets with the first such call,
+//! A connection's times have a place like a ring's, which its ring gets with the first such time,
 //! and keeps for the connections behind it: so there are never more places than rings. They count
 //! for the process as well: what its connections had is there when they are over.
 
 use super::{RINGS, Ring, ring};
 use crate::{config, sys};
 use core::sync::atomic::{AtomicU64, Ordering::*};
-use netacc_control::trace::{Event, Latencies, State};
+use netacc_control::trace::{Event, Latencies, Latency, State};
 
 /// When calls began to be recorded: a turn of before does not count.
 static SINCE: AtomicU64 = AtomicU64::new(0);
@@ -79,32 +79,49 @@ pub(super) fn begin_anew(ring: &Ring) {
     }
 }
 
-/// Bytes are about to be sent, or have been received: that turn's time is counted.
-fn turn(ring: &Ring, sends: bool, now: u64) {
-    // (It has its place from the first call on.)
-    let own = of(ring, now);
-    let Some((which, took)) = ring.turn(sends, now, SINCE.load(Relaxed)) else { return };
+/// A time counts for the ring's connection and for the process.
+fn count(ring: &Ring, (which, took): (Latency, u64), now: u64) {
     // Without a place the process's times are still all there.
     let all = super::ring(0).and_then(|all| of(all, now));
-    own.into_iter().chain(all).for_each(|times| times.count(which, took));
+    of(ring, now).into_iter().chain(all).for_each(|times| times.count(which, took));
 }
 
-/// A call begins that sends on the ring's connection: when. (Before its first byte can be seen:
-/// what comes of it comes later.)
-pub(crate) fn send_begins(ring: &Ring) -> u64 {
-    let now = sys::now_ns();
-    turn(ring, true, now);
-    now
+/// A call that sends, while it is under way.
+pub(crate) struct Begun {
+    ns: u64,
+    /// The turn of before.
+    before: u64,
+    /// That has come to its end by this, if the call sends something.
+    serve: Option<(Latency, u64)>,
+}
+
+/// A call begins that sends on the ring's connection. (Before its first byte can be seen: what
+/// comes of it comes later.)
+pub(crate) fn send_begins(ring: &Ring) -> Begun {
+    let (ns, before) = (sys::now_ns(), ring.turn.load(Relaxed));
+    Begun { ns, before, serve: ring.turn(true, ns, SINCE.load(Relaxed)) }
 }
 
 /// It has sent so much.
-pub(crate) fn sent(ring: &Ring, began: u64, offset: u64, bytes: u64) {
-    ring.record(Event::Send, began, offset & OFFSET_MASK | bytes.min(BYTES_MAX) << 40);
+pub(crate) fn sent(ring: &Ring, begun: &Begun, offset: u64, bytes: u64) {
+    if let Some(serve) = begun.serve {
+        count(ring, serve, begun.ns);
+    }
+    ring.record(Event::Send, begun.ns, offset & OFFSET_MASK | bytes.min(BYTES_MAX) << 40);
+}
+
+/// It has sent nothing: the turn of before goes on. (Unless another thread's call has ended this
+/// one's meanwhile.)
+pub(crate) fn sent_nothing(ring: &Ring, begun: &Begun) {
+    let own = begun.ns << 1 | 1;
+    let _ = ring.turn.compare_exchange(own, begun.before, Relaxed, Relaxed);
 }
 
 /// A call has received so much.
 pub(crate) fn received(ring: &Ring, offset: u64, bytes: u64) {
     let now = sys::now_ns();
-    turn(ring, false, now);
+    if let Some(answer) = ring.turn(false, now, SINCE.load(Relaxed)) {
+        count(ring, answer, now);
+    }
     ring.record(Event::Receive, now, offset & OFFSET_MASK | bytes.min(BYTES_MAX) << 40);
 }
