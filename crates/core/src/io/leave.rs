@@ -41,6 +41,10 @@ pub(super) const PULL_BACK_STRICT_NS: u64 = 2_000_000_000;
 /// to read. (Within the host for 2 s, if the peer's process is stopped.)
 pub(super) const NOTHING_COMES_NS: u64 = 10_000_000_000;
 
+/// However much comes of it, no longer than this is waited: it is read from words of the peer's,
+/// which it may change for ever.
+pub(super) const LONGEST_NS: u64 = 60_000_000_000;
+
 /// Which of them it is: without an answer unread bytes could not be read for a while, or the call
 /// would fail.
 pub(super) fn pull_back_patience_ns(s: &'static Socket, g: u16, why: Reason, strict: bool) -> u64 {
@@ -142,6 +146,8 @@ pub(super) struct LeaveCall {
     leave: Leave,
     /// Until when it waits for the peer, and for how long for what comes again.
     until: u64,
+    /// It is over then, whatever comes.
+    ends: u64,
     coming_ns: u64,
     strict: bool,
     /// What the last look has found, and from where on bytes were to go again.
@@ -174,6 +180,7 @@ impl LeaveCall {
             fd,
             leave: Leave::new(strict),
             until: sys::now_ns().saturating_add(patience_ns),
+            ends: sys::now_ns().saturating_add(LONGEST_NS),
             coming_ns,
             strict,
             found: None,
@@ -203,11 +210,12 @@ impl LeaveCall {
     /// Its time is up. Who would break the connection off waits longer for a peer that is not
     /// stopped: nothing is lost yet.
     fn is_late(&self) -> bool {
-        let over_ns = sys::now_ns().saturating_sub(self.until);
+        let now = sys::now_ns();
+        let over_ns = now.saturating_sub(self.until);
         let pid = self.s.channel().map_or(0, |c| c.peer_pid);
         let is_stopped = || looks::may_make_more_calls() && host::is_stopped(pid);
         let waits = self.strict && over_ns < NOTHING_COMES_NS - PULL_BACK_STRICT_NS;
-        over_ns > 0 && (!waits || is_stopped())
+        now >= self.ends || over_ns > 0 && (!waits || is_stopped())
     }
 
     /// It comes on: the time begins anew.

@@ -3,7 +3,7 @@
 
 use super::super::EAGAIN;
 use super::super::waits::interrupted;
-use super::{NOTHING_COMES_NS, PULL_BACK_NS, pull_back_patience_ns};
+use super::{LONGEST_NS, NOTHING_COMES_NS, PULL_BACK_NS, pull_back_patience_ns};
 use crate::outcome::Ret;
 use crate::sets::sets;
 use crate::socket::{Named, Socket, State, flag};
@@ -33,6 +33,8 @@ pub(in crate::io) fn to_kernel_between_hosts(
 /// How long a way back to the carrier is waited for.
 pub(crate) struct Patience {
     until: u64,
+    /// It is over then, whatever comes.
+    ends: u64,
     strict: bool,
     /// What the socket had counted ([`Socket::came_on`]) when there was a change last.
     came_on: u32,
@@ -41,17 +43,18 @@ pub(crate) struct Patience {
 impl Patience {
     pub(crate) fn of(s: &'static Socket, g: u16, why: Reason, strict: bool) -> Patience {
         let ns = if strict { NOTHING_COMES_NS } else { pull_back_patience_ns(s, g, why, false) };
-        let until = sys::now_ns().saturating_add(ns);
-        Patience { until, strict, came_on: s.came_on.load(Acquire) }
+        let now = sys::now_ns();
+        let (until, ends) = (now.saturating_add(ns), now.saturating_add(LONGEST_NS));
+        Patience { until, ends, strict, came_on: s.came_on.load(Acquire) }
     }
 
     /// How long there is still. Who would break the connection off waits as long as it comes on:
     /// a busy host answers late, and a slow program reads late what goes again over the carrier,
-    /// but nothing is lost yet.
+    /// but nothing is lost yet. (Not for ever: the words are the peer's.)
     fn left(&mut self, s: &Socket) -> u64 {
         let came_on = s.came_on.load(Acquire);
         if self.strict && core::mem::replace(&mut self.came_on, came_on) != came_on {
-            self.until = sys::now_ns().saturating_add(NOTHING_COMES_NS);
+            self.until = self.ends.min(sys::now_ns().saturating_add(NOTHING_COMES_NS));
         }
         self.until.saturating_sub(sys::now_ns())
     }

@@ -102,6 +102,31 @@ fn a_busy_peer_has_more_time_before_the_connection_is_broken_off() {
     close_both(ends);
 }
 
+/// A peer that changes its words again and again is not waited for for ever.
+#[test]
+fn a_peer_that_only_flips_its_words_is_given_up() {
+    let mut ends = promoted_within_the_host();
+    ends[C].send(C, UNREAD);
+    let (s, g, fd) = (ends[A].socket, ends[A].socket.generation16(), ends[A].fd);
+    {
+        let held = hold_tx(ends[C].socket, ends[C].socket.generation16());
+        let mut way = LeaveCall::new(s, g, fd, PULL_BACK_STRICT_NS, true);
+        let mut late_after = |ns| {
+            testing::pass_ns(ns);
+            let late = way.is_late();
+            // As if the look before had found something else.
+            way.found = None;
+            while !matches!(way.step(false), Ok(Action::Wait(..))) {}
+            late
+        };
+        assert!(held.is_ok() && (0..5).all(|_| !late_after(NOTHING_COMES_NS / 2)));
+        assert!((0..8).any(|_| late_after(NOTHING_COMES_NS * 9 / 10)));
+    }
+    assert!(leaves(&ends[A], Reason::PassedByScmRights, true), "it answers");
+    receives(&mut ends, A, UNREAD);
+    close_both(ends);
+}
+
 /// (Without that the receive never returns.)
 #[test]
 fn what_a_killed_peer_has_left_in_the_ring_is_read_behind_a_leave() {

@@ -131,6 +131,30 @@ fn nobody_is_waited_for_for_ever() {
     }
 }
 
+/// Nor where its words change again and again, which is no more than the peer's say.
+#[test]
+fn a_peer_that_only_flips_its_words_is_given_up() {
+    for model in MODELS {
+        let (mut rig, i) = Rig::full(model);
+        rig.hosts[1].stopped = true;
+        let mut flips = 100;
+        let (went, took) = rig.hand_on((i, C), SECOND_NS, |r| {
+            if flips > 0 {
+                flips -= 1;
+                r.conns[i][C].socket.came_on.fetch_add(1, Release);
+            }
+        });
+        assert!(!went, "{model:?}");
+        assert!((59..80).contains(&(took / SECOND_NS)), "{model:?}: after {took} ns");
+        rig.hosts[1].stopped = false;
+        rig.until("the peer is told", |r| {
+            while r.receive(i, A, 30_000) > 0 {}
+            r.conns[i][A].over.is_some()
+        });
+        rig.finish();
+    }
+}
+
 /// A call that had bytes to tell first has taken the carrier's error: the next call tells it,
 /// though the connection was on its way back to the kernel, which does not know it any more. (The
 /// stream ended as if in order.)
