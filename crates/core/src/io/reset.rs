@@ -185,9 +185,23 @@ pub(crate) fn on_error_taken(s: &'static Socket, g: u16, fd: c_int, error: c_int
         }
         return None;
     }
-    let broken = is_broken(s) || is_reset_now(s, g, fd);
-    (broken && s.flags.fetch_or(flag::TOLD, AcqRel) & flag::TOLD == 0)
-        .then(|| -why_broken(s) as c_int)
+    if !(is_broken(s) || is_reset_now(s, g, fd)) {
+        return take_owed(s, g).map(|r| -r as c_int);
+    }
+    (s.flags.fetch_or(flag::TOLD, AcqRel) & flag::TOLD == 0).then(|| -why_broken(s) as c_int)
+}
+
+/// An error that a call has taken from the carrier, and had bytes to tell first: told here, whoever
+/// asks, as of `sk_err`. The caller holds neither end.
+#[cold]
+pub(super) fn take_owed(s: &'static Socket, g: u16) -> Option<Ret> {
+    let h = hold_rx(s, g).ok()?;
+    let error = core::mem::take(&mut h.end.pending_error);
+    if error == 0 {
+        return None;
+    }
+    s.raise(flag::TOLD);
+    Some(error as Ret)
 }
 
 /// The carrier has ended, or failed.

@@ -7,7 +7,9 @@ use super::leave::between_hosts::{await_carrier, await_departure};
 use super::park::answer_for_closed;
 use super::promote::{may_use_carrier, peer_is_going, promote, switch_if_ordered};
 use super::put::{fill, kernel_send, sent_fast};
-use super::reset::{is_broken, is_reset, is_reset_by, lies_unread, peer_has_ended, send_broken};
+use super::reset::{
+    is_broken, is_reset, is_reset_by, lies_unread, peer_has_ended, send_broken, take_owed,
+};
 use super::ring_full;
 use super::send_again::send_again;
 use super::under_way::UnderWay;
@@ -58,6 +60,8 @@ enum Next {
     TakeBack,
     /// The peer is gone without a word, and the kernel says how.
     Gone,
+    /// The carrier is over, between hosts: EPIPE, unless an error is still to be told.
+    Over,
 }
 
 impl Sending<'_> {
@@ -108,14 +112,10 @@ impl Sending<'_> {
                 }
                 // What the kernel says is told once: the next call is told.
                 Next::Gone if self.done > 0 => Some(0),
-                Next::Gone if carrier::is_closed(self.fd) => {
-                    // SAFETY: as above.
-                    let r = unsafe { kernel_send(self.fd, self.iov, self.done, self.flags) };
-                    if r == ECONNRESET {
-                        s.raise(flag::TOLD);
-                    }
-                    Some(r)
-                }
+                // SAFETY: as above.
+                Next::Gone if carrier::is_closed(self.fd) => Some(unsafe { self.gone() }),
+                Next::Over if self.done > 0 => Some(0),
+                Next::Over => Some(take_owed(s, self.g).unwrap_or_else(|| self.pipe())),
                 // No byte may follow where some are missing, and no FIN: the close resets it.
                 Next::Gone => {
                     s.raise(flag::BROKEN_OFF);
@@ -232,7 +232,8 @@ impl Sending<'_> {
         }
         // What it says of a peer that was reset is not what the application is told: no signal
         // either.
-        let doubt = if lies_unread(s) { libc::MSG_NOSIGNAL } else { 0 };
+        let lossy = s.path().is_lossy();
+        let doubt = if lossy || lies_unread(s) { libc::MSG_NOSIGNAL } else { 0 };
         let kernel_flags = flags | libc::MSG_DONTWAIT | doubt;
         // SAFETY: the caller's buffers.
         let r = unsafe { kernel_send(self.fd, self.iov, self.done, kernel_flags) };
@@ -241,6 +242,9 @@ impl Sending<'_> {
         }
         if r == ECONNRESET {
             self.hear_reset(h.channel.far.is_shared());
+        }
+        if r == EPIPE && lossy {
+            return Next::Over;
         }
         if r == EPIPE && doubt & !flags != 0 {
             sys::raise(libc::SIGPIPE);
@@ -257,6 +261,19 @@ impl Sending<'_> {
         }
         self.done += r as usize;
         if self.done >= self.total || nonblocking { Next::Done(0) } else { Next::Again }
+    }
+
+    /// The kernel's word, if it has not given that to a call which had bytes to tell first.
+    unsafe fn gone(&self) -> Ret {
+        if let Some(r) = take_owed(self.s, self.g) {
+            return r;
+        }
+        // SAFETY: the caller's buffers.
+        let r = unsafe { kernel_send(self.fd, self.iov, self.done, self.flags) };
+        if r == ECONNRESET {
+            self.s.raise(flag::TOLD);
+        }
+        r
     }
 
     /// The kernel has just said so, which it does once: it is told, or belongs to the next call.
@@ -312,10 +329,14 @@ impl Sending<'_> {
     }
 
     fn broken_pipe(&self) -> Next {
+        Next::Done(self.pipe())
+    }
+
+    fn pipe(&self) -> Ret {
         if self.done == 0 && self.flags & libc::MSG_NOSIGNAL == 0 {
             sys::raise(libc::SIGPIPE);
         }
-        Next::Done(EPIPE)
+        EPIPE
     }
 
     fn no_room(&self, h: &TxHeld<'static>, nonblocking: bool) -> Next {

@@ -191,3 +191,45 @@ fn an_error_that_is_still_to_be_told_is_not_lost_on_the_way_back() {
         rig.settle();
     }
 }
+
+/// As `sk_err`: it is told once, to whoever asks first, SO_ERROR or a send or a receive, and poll
+/// says that it is there until then.
+#[test]
+fn an_error_that_is_still_to_be_told_is_told_to_whoever_asks_first() {
+    for (model, by_send) in MODELS.into_iter().flat_map(|m| [(m, false), (m, true)]) {
+        let mut rig = Rig::new(Order::Shuffled(7), model, 2);
+        let i = rig.connect(0, 1);
+        rig.promoted(i);
+        rig.drain(i);
+        let End { socket: s, fd, .. } = rig.conns[i][C];
+        let g = s.generation16();
+        crate::carrier::dissolve(rig.conns[i][A].fd);
+        let mut error = 0;
+        assert!(sys::getsockopt(fd, libc::SOL_SOCKET, libc::SO_ERROR, &mut error) >= 0);
+        assert_eq!(error, libc::ECONNRESET);
+        {
+            let _rx = crate::lock::lock_end(&s.rx_lock);
+            // SAFETY: under its lock.
+            unsafe { (*s.rx.get()).pending_error = -error };
+            s.raise(flag::CARRIER_SPOKE);
+        }
+        let poll = || crate::io::with_error_owed(s, g, libc::POLLHUP) & libc::POLLERR != 0;
+        assert!(poll(), "{model:?}");
+        let reset = Some(-(libc::ECONNRESET as isize));
+        if by_send {
+            rig.send(i, C, 100);
+            assert_eq!(rig.conns[i][C].over.take(), reset, "{model:?}");
+        } else {
+            assert_eq!(crate::io::on_error_taken(s, g, fd, 0), Some(libc::ECONNRESET), "{model:?}");
+        }
+        assert!(!poll(), "{model:?}");
+        assert_eq!(crate::io::on_error_taken(s, g, fd, 0).unwrap_or(0), 0, "told once");
+        rig.receive(i, C, 100);
+        assert_eq!(rig.conns[i][C].over.take(), Some(0), "{model:?}");
+        rig.send(i, C, 100);
+        assert_eq!(rig.conns[i][C].over, Some(-(libc::EPIPE as isize)), "{model:?}");
+        rig.close(i, C);
+        rig.close(i, A);
+        rig.settle();
+    }
+}
