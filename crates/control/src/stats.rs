@@ -376,19 +376,26 @@ impl Header {
     }
 
     /// Counts an open connection under that path from here on. (Each change begins where the one
-    /// before ended, whoever else changes it meanwhile: no count goes below zero.)
+    /// before ended, whoever else changes it meanwhile, and none comes behind
+    /// [`ConnRecord::take_counted`]: no count stays below zero.)
     pub fn place(&self, record: &ConnRecord, path: Path) {
-        let from = record.counted_path.swap(path as u32, Relaxed);
-        if from != path as u32 {
-            move_one(&self.open_by_path, from as usize, path as usize);
+        let to = path as u32;
+        let placed = record.counted_path.fetch_update(Relaxed, Relaxed, |from| {
+            (from != to && from != COUNTED_NOWHERE).then_some(to)
+        });
+        if let Ok(from) = placed {
+            move_one(&self.open_by_path, from as usize, to as usize);
         }
     }
 
     /// The same of the reason.
     pub fn place_reason(&self, record: &ConnRecord, why: Reason) {
-        let from = record.counted_reason.swap(why as u64, Relaxed);
-        if from != why as u64 {
-            move_one(&self.reasons, from as usize, why as usize);
+        let to = why as u64;
+        let placed = record.counted_reason.fetch_update(Relaxed, Relaxed, |from| {
+            (from != to && from != u64::from(COUNTED_NOWHERE)).then_some(to)
+        });
+        if let Ok(from) = placed {
+            move_one(&self.reasons, from as usize, to as usize);
         }
     }
 
@@ -455,6 +462,14 @@ impl ConnRecord {
         self.counted_reason.store(reason as u64, Relaxed);
         self.opened_unix_ns.store(opened_unix_ns, Relaxed);
         self.state.store(RECORD_OPEN, Release);
+    }
+
+    /// Its connection is over: nobody counts it elsewhere from here on, not even a child of its
+    /// maker's that still has it. The path under which it counts, which is the caller's to take
+    /// back; its reason stays counted.
+    pub fn take_counted(&self) -> Option<Path> {
+        self.counted_reason.store(u64::from(COUNTED_NOWHERE), Relaxed);
+        Path::from_code(self.counted_path.swap(COUNTED_NOWHERE, Relaxed))
     }
 
     /// Frees the record.
@@ -526,6 +541,9 @@ fn move_one(counts: &[AtomicU64], from: usize, to: usize) {
         count.fetch_add(1, Relaxed);
     }
 }
+
+/// In the place of a code: the connection is over.
+const COUNTED_NOWHERE: u32 = u32::MAX;
 
 const RECORD_FREE: u32 = 0;
 const RECORD_OPEN: u32 = 1;

@@ -171,9 +171,9 @@ impl Snapshot {
             started_unix_ns: u64_at(bytes, offset_of!(Header, started_unix_ns)),
             conn_capacity: u32_at(bytes, offset_of!(Header, conn_capacity)),
             conn_high_water: u32_at(bytes, offset_of!(Header, conn_high_water)),
-            open_by_path: u64s_at(bytes, offset_of!(Header, open_by_path)),
-            total_by_path: u64s_at(bytes, offset_of!(Header, total_by_path)),
-            reasons: u64s_at(bytes, offset_of!(Header, reasons)),
+            open_by_path: counts_at(bytes, offset_of!(Header, open_by_path)),
+            total_by_path: counts_at(bytes, offset_of!(Header, total_by_path)),
+            reasons: counts_at(bytes, offset_of!(Header, reasons)),
             counters: u64s_at(bytes, offset_of!(Header, counters)),
             config: String::from_utf8_lossy(config).into_owned(),
             channels: Channel::read_all(bytes),
@@ -340,6 +340,12 @@ fn u64_at(bytes: &[u8], at: usize) -> u64 {
 
 fn u32s_at<const N: usize>(bytes: &[u8], at: usize) -> [u32; N] {
     core::array::from_fn(|index| u32_at(bytes, at + index * 4))
+}
+
+/// Counts that go down as well. Who changes one may end between two steps, or be between them: one
+/// that is below zero reads as none.
+fn counts_at<const N: usize>(bytes: &[u8], at: usize) -> [u64; N] {
+    u64s_at(bytes, at).map(|n| if n > i64::MAX.cast_unsigned() { 0 } else { n })
 }
 
 fn u64s_at<const N: usize>(bytes: &[u8], at: usize) -> [u64; N] {

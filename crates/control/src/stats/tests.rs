@@ -443,3 +443,47 @@ fn a_connection_is_counted_once_whatever_its_directions_do() {
     let reasons: u64 = header.reasons.iter().map(|n| n.load(Relaxed)).sum();
     assert_eq!((header.reasons[Reason::None as usize].load(Relaxed), reasons), (1, 1));
 }
+
+/// A child that has the record still, and its maker, which is done with it.
+#[test]
+fn a_connection_that_is_over_counts_nowhere_else() {
+    let (header, record) = (header(), conn());
+    record.open(3, Reason::NotStarted, 0);
+    header.count_reason(Reason::NotStarted);
+    header.open_by_path[Path::Tcp as usize].store(1, Relaxed);
+    header.place(&record, Path::Shm);
+    assert_eq!(record.take_counted(), Some(Path::Shm));
+    header.open_by_path[Path::Shm as usize].fetch_sub(1, Relaxed);
+    header.place(&record, Path::Tcp);
+    header.place_reason(&record, Reason::InheritedByFork);
+    assert_eq!(record.take_counted(), None, "once");
+    assert_eq!(header.open_by_path.each_ref().map(|n| n.load(Relaxed)), [0; PATH_SLOTS]);
+    assert_eq!(header.reasons[Reason::NotStarted as usize].load(Relaxed), 1);
+    assert_eq!(header.reasons[Reason::InheritedByFork as usize].load(Relaxed), 0);
+    // Its next connection counts again.
+    record.open(3, Reason::NotStarted, 0);
+    header.open_by_path[Path::Tcp as usize].store(1, Relaxed);
+    header.place(&record, Path::Shm);
+    assert_eq!(record.take_counted(), Some(Path::Shm));
+}
+
+/// Who takes one from a count may end before another has given it one.
+#[test]
+fn a_count_below_zero_reads_as_none() {
+    let mut bytes = vec![0; CONNS_OFFSET];
+    bytes[..8].copy_from_slice(&MAGIC.to_ne_bytes());
+    bytes[8..12].copy_from_slice(&VERSION.to_ne_bytes());
+    for (at, n) in [(0, u64::MAX), (8, 5)] {
+        for counts in [
+            offset_of!(Header, open_by_path),
+            offset_of!(Header, total_by_path),
+            offset_of!(Header, reasons),
+        ] {
+            bytes[counts + at..][..8].copy_from_slice(&n.to_ne_bytes());
+        }
+    }
+    let read = Snapshot::read(&bytes).unwrap();
+    for counts in [&read.open_by_path[..], &read.total_by_path, &read.reasons] {
+        assert_eq!(counts[..2], [0, 5]);
+    }
+}

@@ -87,11 +87,10 @@ pub(crate) fn close_books(s: &Socket) {
     // (A child may have said something of it.)
     let why = Reason::ALL.get(rec.reason.load(Relaxed) as usize).copied();
     stats::place_reason(rec, why.unwrap_or(Reason::None));
-    let path = rec.counted_path.load(Relaxed);
     stats::add_bytes(rec);
-    stats::closed(
-        netacc_control::stats::Path::from_code(path).unwrap_or(netacc_control::stats::Path::Tcp),
-    );
+    if let Some(path) = rec.take_counted() {
+        stats::closed(path);
+    }
     stats::close(rec);
 }
 
