@@ -4,8 +4,8 @@
 use crate::socket::Limit;
 use core::num::NonZeroU8;
 
-/// So many bounds are told apart; where there are more, connections count as those that may be
-/// polled for least.
+/// So many bounds are told apart; where there are more, connections share the strictest one's
+/// place, which has the least of theirs until all of them have gone.
 const KNOWN: usize = 8;
 
 /// The bounds of a set's accelerated connections, and how many have each.
@@ -35,6 +35,8 @@ impl Limits {
         if let Some((known, count)) = self.known.get_mut(at) {
             if *count == 0 {
                 *known = limit;
+            } else if *known != limit {
+                *known = known.or(limit);
             }
             *count = count.saturating_add(1);
         }
@@ -94,11 +96,14 @@ mod tests {
     fn more_bounds_than_are_told_apart_count_as_the_least() {
         let mut limits = Limits::new();
         let all: [_; KNOWN] = core::array::from_fn(|n| limits.join(Limit::us(100 + n as u32)));
-        let more = limits.join(Limit::us(50));
-        assert_eq!((limits.least(), more), (Limit::us(100), all[0]));
+        let longer = limits.join(Limit::us(500));
+        assert_eq!((limits.least(), longer), (Limit::us(100), all[0]));
+        let none = limits.join(Limit::us(0));
+        assert_eq!((limits.least(), none), (Limit::us(0), all[0]));
         limits.leave(all[0]);
-        assert_eq!(limits.least(), Limit::us(100));
-        limits.leave(more);
+        limits.leave(longer);
+        assert_eq!(limits.least(), Limit::us(0));
+        limits.leave(none);
         assert_eq!(limits.least(), Limit::us(101));
     }
 }
