@@ -45,6 +45,9 @@ pub(super) const NOTHING_COMES_NS: u64 = 10_000_000_000;
 /// which it may change for ever.
 pub(super) const LONGEST_NS: u64 = 60_000_000_000;
 
+/// How often it is looked whether the peer's process is stopped.
+const ASK_NS: u64 = 100_000_000;
+
 /// Which of them it is: without an answer unread bytes could not be read for a while, or the call
 /// would fail.
 pub(super) fn pull_back_patience_ns(s: &'static Socket, g: u16, why: Reason, strict: bool) -> u64 {
@@ -150,6 +153,8 @@ pub(super) struct LeaveCall {
     ends: u64,
     coming_ns: u64,
     strict: bool,
+    /// When it is looked again whether the peer's process is stopped.
+    asks_at: u64,
     /// What the last look has found, and from where on bytes were to go again.
     found: Option<(TxView, RxView, u64)>,
     arrival: Arrival,
@@ -183,6 +188,7 @@ impl LeaveCall {
             ends: sys::now_ns().saturating_add(LONGEST_NS),
             coming_ns,
             strict,
+            asks_at: 0,
             found: None,
             arrival: Arrival::default(),
             room: true,
@@ -195,7 +201,8 @@ impl LeaveCall {
     pub(super) fn go(&mut self) -> Option<Action> {
         loop {
             renew(self.s, &mut self.fd);
-            match self.step(self.is_late()) {
+            let late = self.is_late();
+            match self.step(late) {
                 Ok(Action::Wait(sending, receiving)) => self.wait(sending, receiving),
                 Ok(Action::Freeze | Action::Sender(_)) => {}
                 Ok(end) => return Some(end),
@@ -209,13 +216,21 @@ impl LeaveCall {
 
     /// Its time is up. Who would break the connection off waits longer for a peer that is not
     /// stopped: nothing is lost yet.
-    fn is_late(&self) -> bool {
+    fn is_late(&mut self) -> bool {
         let now = sys::now_ns();
         let over_ns = now.saturating_sub(self.until);
         let pid = self.s.channel().map_or(0, |c| c.peer_pid);
-        let is_stopped = || looks::may_make_more_calls() && host::is_stopped(pid);
         let waits = self.strict && over_ns < NOTHING_COMES_NS - PULL_BACK_STRICT_NS;
-        now >= self.ends || over_ns > 0 && (!waits || is_stopped())
+        now >= self.ends || over_ns > 0 && (!waits || self.is_stopped(now, pid))
+    }
+
+    /// It is seldom looked: that costs three calls.
+    fn is_stopped(&mut self, now: u64, pid: u32) -> bool {
+        if now < self.asks_at || !looks::may_make_more_calls() {
+            return false;
+        }
+        self.asks_at = now.saturating_add(ASK_NS);
+        host::is_stopped(pid)
     }
 
     /// It comes on: the time begins anew.

@@ -102,6 +102,36 @@ fn a_busy_peer_has_more_time_before_the_connection_is_broken_off() {
     close_both(ends);
 }
 
+/// What comes of it gives it more time, and where the peer's process is stopped it has only that;
+/// which is seldom looked for.
+#[test]
+fn a_stopped_peer_has_two_seconds_from_the_last_change_on() {
+    let mut ends = promoted_within_the_host();
+    ends[C].send(C, UNREAD);
+    let (s, g, fd) = (ends[A].socket, ends[A].socket.generation16(), ends[A].fd);
+    testing::with_frozen_clock(|| {
+        let held = hold_tx(ends[C].socket, ends[C].socket.generation16());
+        let mut way = LeaveCall::new(s, g, fd, PULL_BACK_STRICT_NS, true);
+        host::PRETENDED.set(Some(false));
+        testing::pass_ns(PULL_BACK_STRICT_NS + 1);
+        assert!(held.is_ok() && (0..100).all(|_| !way.is_late()));
+        assert_eq!(host::ASKED.get(), 1, "within 100 ms");
+        host::PRETENDED.set(Some(true));
+        testing::pass_ns(ASK_NS);
+        assert!(way.is_late(), "it is stopped, and nothing has come of it");
+        // Something has come.
+        while !matches!(way.step(false), Ok(Action::Wait(..))) {}
+        testing::pass_ns(PULL_BACK_STRICT_NS - 1);
+        assert!(!way.is_late(), "the time has begun anew");
+        testing::pass_ns(ASK_NS);
+        assert!(way.is_late());
+        host::PRETENDED.set(None);
+    });
+    assert!(leaves(&ends[A], Reason::PassedByScmRights, true), "it answers");
+    receives(&mut ends, A, UNREAD);
+    close_both(ends);
+}
+
 /// A peer that changes its words again and again is not waited for for ever.
 #[test]
 fn a_peer_that_only_flips_its_words_is_given_up() {
