@@ -17,7 +17,7 @@ pub(crate) use netacc_control::trace::{Event, Slow};
 mod calls;
 mod file;
 pub(crate) mod slow;
-pub(crate) use calls::{Begun, received, send_begins, sent, sent_nothing};
+pub(crate) use calls::{Begun, before_turn, received, send_begins, sent, sent_nothing};
 
 static HEADER: AtomicPtr<Header> = AtomicPtr::new(core::ptr::null_mut());
 /// It was tried to make the file.
@@ -94,7 +94,6 @@ pub(crate) fn ring(i: u32) -> Option<&'static Ring> {
 
 /// Tracing was turned on or off, or up or down. A thread of the library's own.
 pub(crate) fn turned() {
-    calls::turned();
     if !is_on() {
         WAS_OFF.store(true, Relaxed);
     } else {

@@ -89,6 +89,10 @@ fn carry_out(request: &Request<'_>) {
         open: |name| numbers::make(|| sys::open(name, config::TO_READ, 0)),
         close: fd_words::close_internal,
     };
+    let is_trace = request.name == Key::Trace.name();
+    if is_trace {
+        trace::before_turn();
+    }
     let answer = config::change(request.name, request.value, &files);
     stats::answer(request.number, answer);
     if answer == Answer::Done {
@@ -98,7 +102,7 @@ fn carry_out(request: &Request<'_>) {
         }
         // (Connections that are there get their place in it with their next events, where no file
         // could be made.)
-        if request.name == Key::Trace.name() {
+        if is_trace {
             trace::turned();
             io::follow_trace();
         }

@@ -16,9 +16,10 @@ static SINCE: AtomicU64 = AtomicU64::new(0);
 const OFFSET_MASK: u64 = (1 << 40) - 1;
 const BYTES_MAX: u64 = (1 << 24) - 1;
 
-/// Tracing was turned on or off, or up or down. A thread of the library's own.
-pub(super) fn turned() {
-    if config::follows_calls() {
+/// Tracing may be turned on or off, or up or down. A thread of the library's own. (Before it is: a
+/// call that finds it on knows since when.)
+pub(crate) fn before_turn() {
+    if !config::follows_calls() {
         SINCE.store(sys::now_ns(), Relaxed);
     }
 }

@@ -229,6 +229,21 @@ fn a_send_that_sends_nothing_ends_no_turn() {
 }
 
 #[test]
+fn what_began_while_it_was_off_does_not_count() {
+    in_child_with_calls(|| {
+        let ring = some(opens(Event::Accepted)).unwrap();
+        turns(ring);
+        let _ = send_begins(ring);
+        let follows = crate::config::get().clone();
+        let off = netacc_control::Config { trace_calls: false, ..follows };
+        crate::config::with(off, before_turn);
+        // A call of another thread's, as soon as it is on.
+        received(ring, 0, 1);
+        answers_of(ring) == 1
+    });
+}
+
+#[test]
 fn a_call_that_ends_when_its_connection_is_over_takes_no_place() {
     in_child_with_calls(|| {
         let ring = some(opens(Event::Accepted)).unwrap();
