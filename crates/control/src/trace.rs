@@ -235,8 +235,8 @@ impl Ring {
         self.last.load(Relaxed) == event as u32
     }
 
-    /// Begins a connection's trace in a ring that its caller has claimed ([`Ring::claim`]). Its place
-    /// of latencies it keeps.
+    /// Begins a connection's trace in a ring that its caller has claimed ([`Ring::claim`]). It
+    /// keeps its place of latencies.
     pub fn open(&self, number: u64, fd: u32, ns: u64) {
         self.number.store(number, Release);
         self.head.store(0, Release);
