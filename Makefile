@@ -110,6 +110,7 @@ soak: test-fresh test-deb site
 	NETACC_LIB_DIR="$(BIN_DIR)" NETACC_OFF_TIMES=1000 tests/apps/off.sh
 	NETACC_LIB_DIR="$(BIN_DIR)" tests/inject
 	NETACC_LIB_DIR="$(BIN_DIR)" tests/apps/run --all redis-suite memcached-suite cpython-suite
+	$(MAKE) bench-looks
 	$(MAKE) soak-rdma
 	$(MAKE) starve
 	$(MAKE) mutants

@@ -97,13 +97,14 @@ NETACC_INLINE int netacc_is_accelerated(int fd)
     return netacc_get_info(fd, &info) == 0 ? (int)info.accelerated : -1;
 }
 
-/* "tcp", "shm", "rdma"; "unknown" for the path of a later version. */
+/* "tcp", "shm", "rdma", "utcp"; "unknown" for the path of a later version. */
 NETACC_INLINE const char *netacc_path_name(uint32_t path)
 {
     switch (path) {
     case NETACC_TCP: return "tcp";
     case NETACC_SHM: return "shm";
     case NETACC_RDMA: return "rdma";
+    case NETACC_UTCP: return "utcp";
     default: return "unknown";
     }
 }

@@ -21,6 +21,10 @@ if command -v c++ >/dev/null; then
 else
   skip compiles-c++ "no c++"
 fi
+printf '%s\n' '#include <netacc.h>' '#include <stdio.h>' \
+  'int main(void) { for (uint32_t path = 0; path < 5; path++) puts(netacc_path_name(path)); return 0; }' >"$TMP/names.c"
+check compiles-names build -o "$TMP/names" "$TMP/names.c"
+same names "tcp shm rdma utcp unknown" "$("$TMP/names" | paste -sd ' ')"
 same links-to-nothing "" "$(readelf -d "$TMP/api" | grep -i netacc)"
 
 # What is no connection is so with and without the library; what is one has its reason.

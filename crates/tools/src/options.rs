@@ -319,7 +319,7 @@ OPTIONS:
 Of the open connections only those, several with commas (alone: -s sock):
    --port <port>       with that port, here or at the peer
    --peer <address>    with that peer; also a network: 10.0.0.0/8
-   --path <path>       with a direction on tcp, shm or rdma
+   --path <path>       with a direction on tcp, shm, rdma or utcp
    --reason <reason>   with that reason; none: those that are accelerated
    --sort <by>         ordered by fd, peer, path, reason, sent, received or age
 
