@@ -10,6 +10,7 @@ import dataclasses
 import json
 import os
 import pwd
+import random
 import shutil
 import signal
 import socket
@@ -217,6 +218,7 @@ class Job:
         self.dir = Path(tempfile.mkdtemp(prefix=f"{what.name}-"))
         self.dir.chmod(0o755)
         self.processes, self.daemons, self.watch = [], [], Watch(self)
+        self.given = set()
 
     # ------------------------------------------------------------ processes
 
@@ -315,10 +317,19 @@ class Job:
         return path
 
     def port(self):
-        """A free port, which does not come again."""
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            return probe.getsockname()[1]
+        """A free port, which does not come again, and which the kernel gives to no client: one
+        that connects before its server listens could have it as its own, and keep the server
+        from it."""
+        while True:
+            port = random.randrange(10000, 30000)
+            try:
+                with socket.create_server(("0.0.0.0", port)):
+                    pass
+            except OSError:
+                continue
+            if port not in self.given:
+                self.given.add(port)
+                return port
 
     def until(self, condition, seconds=30, what="a condition"):
         """Waits until condition() is true; fails when a server has ended before."""

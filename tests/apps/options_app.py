@@ -17,6 +17,7 @@ import ctypes
 import glob
 import json
 import os
+import random
 import selectors
 import signal
 import socket
@@ -138,8 +139,10 @@ def obey(address, port):
 
 
 def free_port(address):
-    with socket.create_server((address, 0)) as probe:
-        return probe.getsockname()[1]
+    """Of those that the kernel gives to no client."""
+    while True:
+        with contextlib.suppress(OSError), socket.create_server((address, random.randrange(10000, 30000))) as probe:
+            return probe.getsockname()[1]
 
 
 class Pair:

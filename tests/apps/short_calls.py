@@ -10,7 +10,9 @@ nothing.
 """
 
 import collections
+import contextlib
 import os
+import random
 import shutil
 import socket
 import subprocess
@@ -60,9 +62,11 @@ class Case:
 
 
 def free_port(host):
-    with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as s:
-        s.bind((host, 0))
-        return s.getsockname()[1]
+    """Of those that the kernel gives to no client."""
+    while True:
+        with contextlib.suppress(OSError), socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as s:
+            s.bind((host, random.randrange(10000, 30000)))
+            return s.getsockname()[1]
 
 
 def listens(host, port, within=20):
