@@ -32,12 +32,16 @@ MANDIR     ?= $(PREFIX)/share/man
 
 BIN_DIR  := $(or $(CARGO_TARGET_DIR),target)/release
 
-.PHONY: all build demo bench bench-against bench-looks bench-utcp test check test-hostile apps test-rdma test-fresh soak soak-rdma starve mutants install uninstall clean
+.PHONY: all build conformance-program demo bench bench-against bench-looks bench-utcp test check test-hostile apps test-rdma test-fresh soak soak-rdma starve mutants install uninstall clean
 
 all: build
 
 build:
 	$(CARGO) build --release -p netacc-preload -p netacc-tools
+
+# The one of tests/run-all.
+conformance-program:
+	CARGO_PROFILE_DEV_DEBUG=none $(CARGO) build -p netacc-tests --config 'profile.dev.opt-level=1' --config 'profile.dev.panic="abort"' --target-dir target/tests
 
 # What a machine lacks is installed before the build, which takes minutes: a linker, the
 # distribution's Redis, Python.
@@ -84,7 +88,7 @@ check:
 test-hostile:
 	NETACC_SUITES=hostile tests/run-all
 
-test-rdma: build
+test-rdma: build conformance-program
 	NETACC_LIB_DIR="$(BIN_DIR)" tests/inject
 	for suite in run apps counts conformance faults exits; do \
 	  [ ! -x tests/rdma/$$suite ] || NETACC_LIB_DIR="$(BIN_DIR)" tests/rdma/$$suite || exit 1; done
@@ -115,12 +119,14 @@ soak: test-fresh test-deb site
 	$(MAKE) starve
 	$(MAKE) mutants
 
-soak-rdma: build
+soak-rdma: build conformance-program
 	# Each of them, whatever the others come to.
+	NETACC_LIB_DIR="$(BIN_DIR)" tests/inject
 	export NETACC_LIB_DIR="$(BIN_DIR)" NETACC_RIG_LONG=1 failed=0; \
 	$(CARGO) test --release -p netacc-core --lib -- --ignored --nocapture thousand || failed=1; \
 	tests/rdma/run deleted || failed=1; \
 	tests/rdma/exits || failed=1; \
+	tests/rdma/conformance || failed=1; \
 	tests/rdma/apps redis transfer many || failed=1; \
 	NETACC_RIG_FAULTS=500 NETACC_RIG_SEED=$${NETACC_RIG_SEED:-1000} tests/rdma/faults || failed=1; \
 	exit $$failed

@@ -9,6 +9,7 @@ mod bad;
 mod bpf;
 mod broker;
 mod carriers;
+mod choice;
 mod ctx;
 mod helpers;
 mod hostile;
@@ -25,6 +26,7 @@ mod starve;
 mod stress;
 mod sys;
 
+use choice::Choice;
 use ctx::{Ctx, Role, Warmup};
 use runner::{MODES, Mode, Options};
 use std::process::ExitCode;
@@ -32,7 +34,7 @@ use std::time::Duration;
 
 const USAGE: &str = "usage:
   netacc-conformance run [--mode plain|tcp|server-only|client-only|shm|early|new|fast|switch|looks|rdma]... [--twice] [--jobs N]
-                         [--timeout S] [--verbose] [--except NAME]... [NAME...]
+                         [--timeout S] [--verbose] [--except NAME]... [--share K/N [--everywhere NAME]...] [NAME...]
   netacc-conformance --list [--markdown]
   netacc-conformance kill [--rounds N] [--path shm|rdma]
                          kill -9 of either side in the middle of traffic
@@ -126,8 +128,7 @@ pub fn option<T: std::str::FromStr>(words: &[&str], name: &str, default: T) -> T
 
 fn run(words: &[&str]) -> ExitCode {
     let mut options = Options {
-        filter: Vec::new(),
-        except: Vec::new(),
+        choice: Choice::default(),
         modes: Vec::new(),
         jobs: 2,
         plain_runs: 1,
@@ -144,7 +145,17 @@ fn run(words: &[&str]) -> ExitCode {
                     return ExitCode::from(2);
                 }
             },
-            "--except" => options.except.extend(rest.next().map(|v| v.to_string())),
+            "--except" => options.choice.except.extend(rest.next().map(|v| v.to_string())),
+            "--everywhere" => {
+                options.choice.everywhere.extend(rest.next().map(|v| v.to_string()));
+            }
+            "--share" => match rest.next().and_then(|v| Choice::share(v)) {
+                Some(share) => options.choice.share = Some(share),
+                None => {
+                    eprintln!("{USAGE}");
+                    return ExitCode::from(2);
+                }
+            },
             "--twice" => options.plain_runs = 2,
             "--verbose" => options.verbose = true,
             "--jobs" => options.jobs = rest.next().and_then(|v| v.parse().ok()).unwrap_or(1),
@@ -152,7 +163,7 @@ fn run(words: &[&str]) -> ExitCode {
                 options.timeout =
                     Duration::from_secs(rest.next().and_then(|v| v.parse().ok()).unwrap_or(30));
             }
-            name => options.filter.push(name.to_string()),
+            name => options.choice.filter.push(name.to_string()),
         }
     }
     if options.modes.is_empty() {

@@ -1,6 +1,7 @@
 //! Runs scenarios in every mode and compares their transcripts with plain TCP's.
 
 use crate::broker::Broker;
+use crate::choice::Choice;
 use crate::ctx::{Role, Warmup};
 use crate::scenario::{Expect, Parts, Scenario};
 use crate::ss::{Build, Connection, Path};
@@ -104,9 +105,7 @@ impl Mode {
 }
 
 pub struct Options {
-    pub filter: Vec<String>,
-    /// Scenarios of these names are not run.
-    pub except: Vec<String>,
+    pub choice: Choice,
     pub modes: Vec<Mode>,
     pub jobs: usize,
     /// Run the oracle this many times; all transcripts must agree.
@@ -169,17 +168,8 @@ pub fn run(scenarios: Vec<Scenario>, options: &Options) -> bool {
         println!("no library at {}: only plain TCP is run", build.library.display());
         modes.retain(|m| *m == Mode::Plain);
     }
-    let mut selected: Vec<Scenario> = scenarios
-        .into_iter()
-        .filter(|s| {
-            let named = options.filter.is_empty()
-                || options.filter.iter().any(|f| s.name.contains(f.as_str()));
-            named
-                && !options.except.iter().any(|name| {
-                    name == s.name || (name.ends_with('/') && s.name.starts_with(name.as_str()))
-                })
-        })
-        .collect();
+    let mut selected = scenarios;
+    selected.retain(|s| options.choice.has(s.name));
     // What takes longest first: the last jobs end together then.
     selected.sort_by_key(|s| std::cmp::Reverse(s.seconds));
     let totals = Totals::default();

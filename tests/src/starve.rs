@@ -3,6 +3,7 @@
 //! plain TCP's transcript, no signal, no hang. The library orders the failures for itself (its
 //! feature `inject`), so that nothing of the program's own fails.
 
+use crate::choice::Choice;
 use crate::runner::{Mode, Options, Totals, difference, execute, take_log};
 use crate::scenario::{self, Scenario};
 use crate::ss::Build;
@@ -77,8 +78,7 @@ pub fn run(words: &[&str]) -> ExitCode {
         .filter(|w| !w.starts_with("--") && Some(*w) != failure && *w != path)
         .collect();
     let options = Options {
-        filter: Vec::new(),
-        except: Vec::new(),
+        choice: Choice::default(),
         modes: Vec::new(),
         jobs: 2,
         plain_runs: 1,
