@@ -3,6 +3,7 @@
 
 use crate::ctx::{Ctx, recv_exact, send_all};
 use crate::scenario::{Scenario, pair};
+use crate::scenarios::epoll::quiet;
 use crate::sys::{self, E, Fd};
 use libc::{MSG_DONTWAIT, POLLIN, SIGUSR1, SIGUSR2, c_int, c_void};
 use std::ptr::null_mut;
@@ -66,6 +67,8 @@ pub fn list() -> Vec<Scenario> {
                 t.tell("jumped");
                 t.warm_server(fd);
                 t.log("nested", add(outer, inner, 2));
+                t.is_back(fd);
+                quiet(t, "quiet", outer);
                 for _ in 0..3 {
                     t.log("inner", sys::epoll_wait(inner, 8, 0));
                     t.log("outer", sys::epoll_wait(outer, 8, 0));

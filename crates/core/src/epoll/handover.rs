@@ -161,6 +161,10 @@ pub(crate) fn on_plain(s: &'static Socket) {
             from = index + 1;
             hand_back(e, &mut inner, index);
         }
+        if e.barred.load(Relaxed) {
+            retire(e, &mut inner);
+            light(e, &mut inner);
+        }
     });
 }
 
@@ -405,17 +409,27 @@ pub(super) fn give_deferred(e: &'static Epoll, inner: &mut Guard<'static, Inner>
         }
     }
     inner.unsettled = inner.items.iter().flatten().any(waits);
-    if barred && inner.items.iter().flatten().all(|item| !item.attached) {
-        // Nothing is left but doorbells, which would make the set look ready to whoever polls it.
-        unlight(e, inner);
-        let place = e.place.swap(0, AcqRel) as usize;
-        if place != 0 {
-            wait::leave_set(place - 1, e.fd.load(Relaxed), &inner.channels);
-            leave_channels(e, inner);
-            wait::give_back(place - 1);
-        }
-        e.active.store(false, Release);
+    if barred {
+        retire(e, inner);
     }
+}
+
+/// A set that is itself polled has nothing here any more, if that is so: nothing is left but
+/// doorbells, which would make it look ready to whoever polls it, until somebody waits for it. (The
+/// last of its sockets can go while nobody does: a connection to another host by its path's thread,
+/// when the answer has come.)
+fn retire(e: &Epoll, inner: &mut Inner) {
+    if inner.items.iter().flatten().any(|item| item.attached) {
+        return;
+    }
+    unlight(e, inner);
+    let place = e.place.swap(0, AcqRel) as usize;
+    if place != 0 {
+        wait::leave_set(place - 1, e.fd.load(Relaxed), &inner.channels);
+        leave_channels(e, inner);
+        wait::give_back(place - 1);
+    }
+    e.active.store(false, Release);
 }
 
 /// Makes a set that is itself polled look ready exactly as long as an item of it may be. (What the
