@@ -64,8 +64,8 @@ pub(crate) trait Agent: Sync {
     fn accepting(&self, _local: SocketAddr) -> bool {
         true
     }
-    /// `s`, which tries this path, is used, and has shown by its calls that it waits where the
-    /// library sees it.
+    /// A call on `s`, which tries this path, has moved bytes. If it is not one of the first few,
+    /// `s` has also shown that it waits where the library sees it (`io/candidate.rs`).
     fn used(&self, s: &'static Socket, call: &Used) -> Noted;
     /// `s`, an accepting end, has been noted for a path that it tries before this one. Its peer may
     /// have come to this one already.

@@ -190,7 +190,8 @@ unsafe fn show(s: &Socket, tuple: Tuple) {
     s.show_in_trace(tuple);
 }
 
-/// The paths that a candidate tries, or why it is none.
+/// The paths that a candidate tries, or why it is none. Each call draws for one new connection (or
+/// one more life of a carrier): `NACC_CONNECT_RDMA_PERCENT`.
 pub(crate) fn paths_for(tuple: &Tuple, connector: bool) -> Result<PathList, Reason> {
     let config = config::get();
     if tuple.local() == tuple.peer() {

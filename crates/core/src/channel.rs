@@ -69,7 +69,7 @@ pub(crate) struct SideMem {
     /// The CPU on which a thread of this side last waited, plus one: a hint.
     pub(crate) last_cpu: AtomicU32,
     /// When a connector of this side last began a connection for whose agreement it waits
-    /// (monotonic): a hint (`establish::lives`).
+    /// (monotonic): a hint (`fast_connect`).
     pub(crate) seeks_at: AtomicU64,
     /// What this side says of each of its listeners (`fast_connect`).
     pub(crate) awaits: [AtomicU64; LISTENERS],
@@ -96,8 +96,9 @@ pub(crate) mod quiet {
     pub(crate) const ACK: usize = 1;
     /// `Ack::consumed`.
     pub(crate) const CONSUMED: usize = 2;
-    /// Bit 32: this end is closed and makes no further use of the slot.
+    /// What is asked of the producer over RDMA, and the bits below.
     pub(crate) const REQUEST: usize = 3;
+    /// Of REQUEST: this end is closed, and makes no further use of the slot.
     pub(crate) const CLOSED: u64 = 1 << 32;
     /// Of REQUEST: this end has shut down its sending half, and goes on receiving; and: it receives
     /// no more.
@@ -210,7 +211,8 @@ pub(crate) struct Channel {
     /// Sockets attached or with an offer pending; the channel is unmapped when it reaches 0 and the
     /// control connection is gone.
     pub(crate) users: AtomicU32,
-    /// 0 alive, 1 the peer's process is gone or misbehaved.
+    /// Not 0: the link has ended. The peer is mostly dead, but need not be: it may have misbehaved,
+    /// or one of both had no room for the link any more.
     pub(crate) dead: AtomicU32,
     /// When that came.
     pub(crate) died_at: AtomicU64,

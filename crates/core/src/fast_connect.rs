@@ -179,8 +179,8 @@ fn put(socket: &'static Socket, to: Option<Place>, ready: bool) -> bool {
     true
 }
 
-/// It is the caller's from here on. False: it is somebody else's already.
-pub(crate) fn take(socket: &Socket) -> bool {
+/// Takes it out of the list: it is the caller's from here on. False: it is somebody else's already.
+pub(crate) fn remove(socket: &Socket) -> bool {
     let mut list = LIST.lock();
     let at = list.find(socket, true);
     at.and_then(|at| list.remove(at)).is_some()

@@ -8,13 +8,13 @@ use crate::channel::Side;
 use crate::fd_table::{self, Entry};
 use crate::outcome::{PASS, RESTART, Ret};
 use crate::signals::Section;
+/// A call that has begun on the fast way has this result when it did nothing: `dispatch` does it.
+use crate::sleep::NOT_BEGUN;
 use crate::socket::{Named, Socket, State};
 use crate::{candidates, process, signals, sleep, sys, user};
 use core::ffi::{c_int, c_void};
 use libc::{iovec, msghdr, sockaddr, socklen_t};
 
-/// A call that has begun on the fast way has this result when it did nothing: `dispatch` does it.
-const AGAIN: Ret = sleep::NOT_BEGUN;
 const EAGAIN: Ret = -(libc::EAGAIN as Ret);
 const ECONNRESET: Ret = -(libc::ECONNRESET as Ret);
 /// Flags under which bytes may take the ring.
@@ -32,7 +32,7 @@ const ASK_CARRIER_TICKS: u64 = 100_000;
 const EFAULT: Ret = -(libc::EFAULT as Ret);
 const EINVAL: Ret = -(libc::EINVAL as Ret);
 
-mod arm;
+mod arm_receiver;
 mod attach;
 mod buffers;
 mod candidate;
@@ -297,7 +297,7 @@ pub(crate) unsafe fn recvv(fd: c_int, iov: *const iovec, count: c_int, flags: c_
             let r = match few.import(iov, count as usize) {
                 // SAFETY: the caller's buffers.
                 Some(v) => unsafe { recv_attached(s, g, fd, v, flags) },
-                None => AGAIN,
+                None => NOT_BEGUN,
             };
             if let Some(r) = end(s, g, section, r) {
                 return r;
@@ -433,7 +433,7 @@ pub(crate) unsafe fn sendv(fd: c_int, iov: *const iovec, count: c_int, flags: c_
             let r = match few.import(iov, count as usize) {
                 // SAFETY: the caller's buffers.
                 Some(v) => unsafe { send_attached(s, g, fd, v, flags) },
-                None => AGAIN,
+                None => NOT_BEGUN,
             };
             if let Some(r) = end(s, g, section, r) {
                 return r;

@@ -33,7 +33,7 @@ impl PairContext {
 }
 
 fn tell(lanes: &Arc<Lanes>, news: News) {
-    // SAFETY: set by `pairs::make` before the lanes is put into its hub, to a context that lives
+    // SAFETY: set by `pairs::make` before the `Lanes` is put into its hub, to a context that lives
     // until after it was taken out, for which the lock under which this is called is needed.
     let Some(context) = (unsafe { (lanes.owner() as *const PairContext).as_ref() }) else { return };
     let channel = context.channel;

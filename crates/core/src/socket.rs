@@ -5,8 +5,8 @@
 //! something else, is a table ([`state`]); what is true of it beside that are flags ([`flag`]).
 //! `docs/design/socket.md` has both.
 //!
-//! Only application threads make something else of a candidate. The service thread
-//! ([`crate::service`]) only leaves an [`Offer`].
+//! Only application threads make something else of a candidate. An agent ([`crate::agent`]) only
+//! leaves an [`Offer`].
 
 use crate::channel::Channel;
 use crate::log::{self, debug_log};
@@ -187,7 +187,7 @@ pub(crate) struct Socket {
     pub(crate) look_at: AtomicU64,
     /// How often they have.
     pub(crate) looks: AtomicU32,
-    /// Set, last, by the service thread: `offer` is complete.
+    /// Made, last, by the agent: `offer` is complete.
     pub(crate) offered: Offered,
     /// Why there will be no offer.
     pub(crate) verdict: AtomicU32,
@@ -261,8 +261,8 @@ pub(crate) struct Socket {
     pub(crate) next_free: AtomicPtr<Socket>,
 }
 
-/// What the service thread hands over when both ends have agreed: written while there is none,
-/// read after it is 1.
+/// What an agent leaves when both ends have agreed. Written while there is none, read once
+/// `offered` is made ([`Offered`]).
 #[derive(Clone, Copy)]
 pub(crate) struct Offer {
     pub(crate) channel: *const Channel,

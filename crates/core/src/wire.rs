@@ -5,8 +5,8 @@
 //! that `docs/design/rdma.md` speaks of: the engine (`netacc_rdma`) writes `tail` and `head` of the
 //! other end, the thread "netacc-rdma" writes its announcements and acknowledgements.
 //!
-//! A slot's lanes is used under the lock of one of the connection's ends, and taken away under
-//! both.
+//! The [`Lanes`] of a slot is used under the lock of one of the connection's ends, and taken away
+//! under both.
 
 use crate::rdma_thread;
 use core::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, AtomicU64, Ordering::*};
@@ -92,7 +92,7 @@ impl Wire {
     /// Posts what was published on a slot. The caller holds an end of the connection.
     pub(crate) fn kick(&self, slot: usize) {
         let at = self.slot(slot);
-        // SAFETY: null, or a lanes that is not taken away while an end of this connection is held.
+        // SAFETY: null, or a `Lanes` that is not taken away while an end of the connection is held.
         if let Some(lanes) = unsafe { at.lanes.load(Acquire).as_ref() } {
             posted(lanes.kick(at.lane.load(Relaxed) as u16));
         }

@@ -152,6 +152,8 @@ pub(crate) unsafe fn accept(fd: c_int, peer: Peer, flags: c_int, forget: fn(c_in
     if flags & !(libc::SOCK_NONBLOCK | libc::SOCK_CLOEXEC) != 0 {
         return PASS;
     }
+    // The kernel's queue and the taken ones are served in turn. `alone`: for the next look only the
+    // taken ones are there.
     let (mut alone, serial) = (false, l.serial());
     // (It may be closed meanwhile, and its entry another one's.)
     while l.is(fd, serial) {

@@ -1,6 +1,6 @@
 //! A candidate is attached: both ends have agreed, and it gets its place on the ring.
 
-use super::arm::{arm, settle_rx};
+use super::arm_receiver::{arm, settle_rx};
 use super::ends::hold_rx;
 use super::park;
 use super::rings_shown::show_rings;
@@ -20,10 +20,10 @@ use netacc_control::stats::Reason;
 use netacc_proto::switchover::{Delivery, Rx, Tx};
 use netacc_ring::{Consumer, Producer, RingWords};
 
-/// Both ends have agreed: from now on the rings may be used. Runs in an application thread, between
-/// two calls of its own. A direction in which another thread is in the kernel meanwhile, with an
-/// unknown number of bytes, stays on the carrier until that call ends (`candidate::end_call`);
-/// calls that begin from now on know both paths.
+/// Both ends have agreed: from now on the rings may be used. Runs in an application thread, at the
+/// end of its call, or in `epoll_ctl`, `connect` or `accept`. A direction in which another thread is
+/// in the kernel meanwhile, with an unknown number of bytes, stays on the carrier until that call
+/// ends (`candidate::end_call`); calls that begin from now on know both paths.
 #[cold]
 #[inline(never)]
 pub(crate) fn attach(s: &'static Socket, g: u16, fd: c_int) {
@@ -32,8 +32,8 @@ pub(crate) fn attach(s: &'static Socket, g: u16, fd: c_int) {
     }
     let me = process::tid();
     if s.tx_lock.owner() == me || s.rx_lock.owner() == me {
-        // This is a signal handler that interrupted the thread where it counts: at the end of some
-        // later call.
+        // This is a signal handler that has interrupted its own thread while that counts. Some
+        // later call attaches the connection.
         s.state.happens(Event::Begun);
         return;
     }
@@ -47,13 +47,13 @@ pub(crate) fn attach(s: &'static Socket, g: u16, fd: c_int) {
         return;
     }
     s.paths().rest().iter().for_each(|path| agent::of(path).forget(s));
-    // SAFETY: `offered` was seen set (acquire) by the caller; the service thread does not write it
-    // again.
+    // SAFETY: `offered` was made, or taken by this thread (acquire). No agent writes the offer
+    // again before the next life of the socket.
     let offer = unsafe { *s.offer.get() };
     let locks = (lock_end(&s.tx_lock), lock_end(&s.rx_lock));
     let moved = Counted::by(s);
     let why = why_not(s, g, fd, &moved, offer.asked);
-    // SAFETY: the service thread's channel lives while `users` counts this socket.
+    // SAFETY: the agent's channel lives while `users` counts this socket.
     let channel: &'static Channel = unsafe { &*offer.channel };
     let rings = (NonNull::new(offer.tx_ring), NonNull::new(offer.rx_ring));
     let ((Some(tx_ring), Some(rx_ring)), None) = (rings, why) else {
@@ -206,7 +206,7 @@ fn put_ends(
     let small = offer.tx_bytes < offer.whole;
     s.room.store(offer.tx_bytes << u32::from(small), Relaxed);
     // SAFETY: this thread holds both ends' locks. The words and rings live in mappings that outlive
-    // the attachment; their sizes were checked by the service thread; both start at 0.
+    // the attachment; their sizes were checked by the agent; both start at 0.
     unsafe {
         s.tx.get().write(TxEnd {
             switch: tx,

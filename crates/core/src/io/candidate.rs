@@ -1,7 +1,7 @@
 //! Before the agreement: calls go through the kernel and are counted; then the connection is
 //! attached.
 
-use super::arm::settle_rx;
+use super::arm_receiver::settle_rx;
 use super::attach::attach;
 use super::ends::{TxHeld, held, hold_rx};
 use super::reset::kept_error;

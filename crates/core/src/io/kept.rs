@@ -149,7 +149,7 @@ pub(super) fn end_kept(s: &'static Socket) -> bool {
     if is_taken(s) {
         // (Its connector may have ended before it could announce that.)
         fast_connect::listener_of(s).into_iter().for_each(|l| l.hear(s, is_taken));
-    } else if fast_connect::take(s) {
+    } else if fast_connect::remove(s) {
         give_up(s);
     }
     true

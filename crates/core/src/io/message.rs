@@ -8,7 +8,7 @@ use super::need_kernel::need_kernel;
 use super::receive::{recv_attached, recvmsg_leaving};
 use super::reset::on_error_taken;
 use super::send::{leave_to_send, send_attached};
-use super::{AGAIN, Begun, EFAULT, EINVAL, Who, begin, dispatch, end, is_readable, who};
+use super::{Begun, EFAULT, EINVAL, NOT_BEGUN, Who, begin, dispatch, end, is_readable, who};
 use crate::channel::Side;
 use crate::outcome::{PASS, RESTART, Ret};
 use crate::socket::{Socket, State, flag};
@@ -34,7 +34,7 @@ pub(crate) unsafe fn recvmsg(fd: c_int, msg: *mut msghdr, flags: c_int) -> Ret {
     unsafe { recvmsg_any(fd, msg, flags) }
 }
 
-/// A message into a few buffers and no more. [`AGAIN`]: it is none.
+/// A message into a few buffers and no more. [`NOT_BEGUN`]: it is none.
 #[inline(always)]
 unsafe fn recv_plain_message(
     s: &'static Socket,
@@ -57,7 +57,7 @@ unsafe fn recv_plain_message(
             // SAFETY: the caller's msghdr.
             unsafe { told(msg, flags, r) }
         }
-        _ => AGAIN,
+        _ => NOT_BEGUN,
     }
 }
 
@@ -314,7 +314,7 @@ pub(crate) unsafe fn sendmsg(fd: c_int, msg: *const msghdr, flags: c_int) -> Ret
     unsafe { send_message(fd, msg, flags, &mut 0) }
 }
 
-/// A message of a few buffers and no more. [`AGAIN`]: it is none.
+/// A message of a few buffers and no more. [`NOT_BEGUN`]: it is none.
 #[inline(always)]
 unsafe fn send_plain_message(
     s: &'static Socket,
@@ -331,7 +331,7 @@ unsafe fn send_plain_message(
         Some(v) if m.name.is_null() && m.control_len == 0 => unsafe {
             send_attached(s, g, fd, v, flags)
         },
-        _ => AGAIN,
+        _ => NOT_BEGUN,
     }
 }
 

@@ -371,7 +371,7 @@ pub(crate) fn give_out(
 ) -> Result<c_int, Ret> {
     // (It may have been given out since, and be another listener's.)
     let its = fast_connect::listener_of(s).is_some_and(|of| core::ptr::eq(of, l));
-    if !its || !fast_connect::take(s) {
+    if !its || !fast_connect::remove(s) {
         return Err(0);
     }
     let Some(channel) = s.channel() else {

@@ -1,7 +1,7 @@
 //! From which byte on a direction is sent over the ring, and from which over the carrier again.
 
 use super::SEND_FLAGS;
-use super::arm::is_on;
+use super::arm_receiver::is_on;
 use super::end_in_reset::{For, end_in_reset};
 use super::ends::{TxHeld, demote_tx, hold_tx, load_ack, publish_announce, show_path};
 use super::held_back::waits_for_more;
@@ -15,9 +15,9 @@ use core::sync::atomic::Ordering::*;
 use core::sync::atomic::fence;
 use netacc_proto::switchover::{Delivery, Path as Way, TxState};
 
-/// The peer closed or is closing: from here on the kernel knows best what a send means (EPIPE,
-/// ECONNRESET, or bytes to a peer without a word that only closed its sending half). One that has
-/// said that is not going.
+/// Whether the peer has closed, or is about to. Then the kernel has to answer the send: with EPIPE,
+/// with ECONNRESET, or by carrying the bytes to a peer that has closed its sending half alone, and
+/// could not say so. A peer that has said so ([`quiet::HALF`]) is not going.
 pub(super) fn peer_is_going(s: &Socket, h: &TxHeld<'_>, fd: c_int) -> bool {
     if h.channel.peer_ends(h.slot)
         || h.words.quiet[quiet::REQUEST].load(Relaxed) & quiet::CLOSED != 0

@@ -157,7 +157,10 @@ pub(super) fn ask_carrier(s: &Socket, h: &mut RxHeld<'_>, fd: c_int) -> Look {
     carrier_ended(s, h, fd, r)
 }
 
-/// The carrier said that it ended (0) or failed (`-errno`).
+/// The carrier said that it ended (0) or failed (`-errno`). What lies in the ring comes before
+/// that. Behind it one error is told, once: that the library ended the connection, or that a look for a
+/// reset found one ([`why_broken`]); else the carrier's own (`pending_error`); else what a look at
+/// the carrier has taken from it (`kept_error`).
 #[cold]
 pub(super) fn carrier_ended(s: &Socket, h: &mut RxHeld<'_>, fd: c_int, r: Ret) -> Look {
     if r == 0 && s.has(flag::SHUT_RD) && !peer_has_ended(s, s.fd.load(Acquire)) {
@@ -249,7 +252,7 @@ pub(super) unsafe fn look_carrier(
         // are taken.
         let r = unsafe { kernel_recv(fd, iov, done, max, flags | libc::MSG_PEEK) };
         if r <= 0 {
-            return carrier_end(s, h, fd, r);
+            return on_no_byte(s, h, fd, r);
         }
         match h.end.switch.after_peek(r as u64, load_announce(h.words)) {
             Ok(0) => {
@@ -271,7 +274,7 @@ pub(super) unsafe fn look_carrier(
     // SAFETY: the caller's buffers.
     let r = unsafe { kernel_recv(fd, iov, done, max, flags) };
     if r <= 0 {
-        return carrier_end(s, h, fd, r);
+        return on_no_byte(s, h, fd, r);
     }
     if is_behind_the_end(h, r as u64) {
         return Look::Corrupt;
@@ -311,7 +314,7 @@ fn is_behind_the_end(h: &RxHeld<'_>, n: u64) -> bool {
 }
 
 /// The carrier had no byte: nothing yet (`r` is EAGAIN), its end (0), or an error.
-pub(super) fn carrier_end(s: &Socket, h: &mut RxHeld<'_>, fd: c_int, r: Ret) -> Look {
+pub(super) fn on_no_byte(s: &Socket, h: &mut RxHeld<'_>, fd: c_int, r: Ret) -> Look {
     if matches!(-r as i32, libc::EFAULT | libc::EINTR | libc::ENOMEM | libc::EINVAL) {
         return Look::Failed(r);
     }

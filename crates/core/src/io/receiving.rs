@@ -1,6 +1,6 @@
 //! A receive that does not end at once: it looks, follows the sender to another path, or waits.
 
-use super::arm::settle_rx;
+use super::arm_receiver::settle_rx;
 use super::candidate::candidate;
 use super::end_in_reset::all_is_read;
 use super::ends::{NotHeld, RxHeld, carrier_unread, corrupt, hold_rx, load_announce};

@@ -18,13 +18,14 @@
 //! 2. The thread "netacc" sees the end of the link (`rendezvous/control_link.rs`, `end_link`). It
 //!    marks the channel as dead, and wakes whoever waits on it (`wait::channel_died`).
 //! 3. For each connection of the channel (`service.rs`, `watch_carriers`) the thread has the
-//!    carrier's end reported to it (`leave/serve.rs`, `watch_carrier`). While the peer's process
-//!    may still be closing its descriptors, at most 100 ms, it does no more (`may_end`).
+//!    carrier's end reported to it (`leave/serve.rs`, `watch_carrier`), and lets the connection
+//!    leave its ring at once (`leave_dead_channel`). Only where bytes of ours are unread it waits
+//!    before that for the carrier to end, at most 100 ms (`may_end`).
 //! 4. When a carrier ends (`hear_carrier`), [`is_reset`] looks whether bytes of ours lie unread in
 //!    the ring: then the connection counts as reset. Calls, waits and epoll sets ask the same for
 //!    themselves, as soon as they see the carrier's end.
-//! 5. If the carrier lives on, a forked child of the peer's has it. What is sent from here on goes
-//!    over the carrier (`leave_dead_channel`).
+//! 5. A carrier that lives on is that of a forked child of the peer's, or of a peer that has lost
+//!    only its link. What is sent from here on goes over it.
 //! 6. A receiver reads what the peer had put into the ring, then the end or the error
 //!    (`receive_once.rs`, `carrier_ended`). A sender gets the error once ([`send_broken`]).
 //! 7. The application closes the connection. When the last one has left it, the dead link's place

@@ -3,7 +3,9 @@
 //! A call that may wait sleeps until there is (`sending.rs` `Next::Room`, `waits.rs` `block`); any
 //! other ends with EAGAIN, and readiness asks for news of room (`wait::send_room_or_ask`). The
 //! receiver sees the request when it has taken bytes (`take.rs` `received_fast`), and answers it
-//! (`ends.rs` `notify_space`). A small ring is left for a whole one.
+//! (`ends.rs` `notify_space`). Over RDMA there is no request: the receiver sends its head
+//! (`Channel::consumed`), and whoever polls at the sender tells it (`queues.rs` `tell`). A small
+//! ring is left for a whole one.
 
 use super::ends::TxHeld;
 use crate::channel::Side;
@@ -13,7 +15,7 @@ use crate::wait;
 use core::sync::atomic::Ordering::Relaxed;
 use netacc_control::stats::Reason;
 
-/// What is counted and traced of it.
+/// Makes the next room news for edge-triggered items, and traces that there was none.
 pub(super) fn note(s: &Socket) {
     wait::on_full(s);
     s.trace_once(Event::Full, Side::Send as u64);

@@ -1,9 +1,10 @@
 //! Fork: what is done before it, and behind it in each of the two processes. The handlers of
 //! pthread_atfork call these functions, and so does the hook of `_Fork`.
 //!
-//! Both processes have every connection then. Who goes on with one: `adoption` for a candidate; a
-//! child that uses an attached one takes it back to its carrier (`io::leave_to_send`,
-//! `io::recv_inherited`).
+//! Both processes have every connection then. Who goes on with one: `adoption` for a candidate. A
+//! child that uses an attached one takes it back to its carrier (`io/send.rs` `leave_to_send`,
+//! `io/receive.rs` `recv_inherited`): within a host by itself; over RDMA and utcp it calls the
+//! process that made it, and waits (`await_carrier`, `PathId::call_maker`).
 
 use crate::fd_table::{self, Entry};
 use crate::socket::{self, harmless};
@@ -11,7 +12,9 @@ use crate::{
     adoption, agent, epoll, fast_connect, host, io, numbers, process, rights, stats, trace, wait,
 };
 
-/// A fork begins, in the thread that forks: nothing of ours may change until it is done.
+/// A fork begins, in the thread that forks. Threads of the library's own stand still until it is
+/// done. The application's go on, and [`forget_what_was_not_counted`] undoes in the child what they
+/// do meanwhile.
 pub(crate) fn fork_prepare() {
     process::before_fork();
     agent::each(|agent| agent.before_fork());

@@ -32,8 +32,9 @@ const RETRY_NS: [u64; 6] =
     [1_000_000, 100_000_000, 500_000_000, 1_500_000_000, 3_000_000_000, 5_000_000_000];
 
 impl Remote {
-    /// Ends a link. What was on its pairs has nobody to agree with any more.
-    pub(super) fn end_link(&mut self, i: usize, why: Fault) {
+    /// A link has failed. One that was of use is broken, and may be resumed; any other ends: what
+    /// was on its pairs has nobody to agree with any more.
+    pub(super) fn on_link_fault(&mut self, i: usize, why: Fault) {
         let Some(l) = self.link_mut(i).filter(|l| l.phase != Phase::Gone) else { return };
         let of_use = l.in_use() || !l.pairs.is_empty() || l.connections > 0;
         if matches!(why, Fault::Ended | Fault::Closed | Fault::NotFound | Fault::Stuck)
@@ -141,7 +142,7 @@ impl Remote {
         // With connections it is kept for them; without, for the peer's sake: the last words of one
         // may have been lost.
         if !l.in_use() && (l.connections == 0 || now.saturating_sub(l.broken_at) > KEPT_NS) {
-            return self.end_link(i, Fault::Over);
+            return self.on_link_fault(i, Fault::Over);
         }
         let (since, role, deserted, waits) = (l.broken_at, l.role, l.deserted, l.is_at_its_door());
         let [.., last] = RETRY_NS;

@@ -405,7 +405,7 @@ impl Remote {
     pub(super) fn take_leave(&mut self) {
         for i in 0..self.links.len() {
             self.flush(i);
-            self.end_link(i, Fault::Idle);
+            self.on_link_fault(i, Fault::Idle);
         }
     }
 }

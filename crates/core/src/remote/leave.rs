@@ -2,6 +2,18 @@
 //!
 //! It is driven by what comes over the link: [`Remote::step`] looks at both halves and does what
 //! can be done, as often as it is called.
+//!
+//! What happens when a peer process of another host dies, in order:
+//!
+//! 1. Before the first byte went over RDMA the peer has set SO_LINGER to 0 (`io/promote.rs`,
+//!    `io/end_in_reset.rs`). So its kernel ends the carrier by a reset, not a FIN.
+//! 2. The queue pair is gone: its connections leave it (`pairs.rs` `lose_pair`, `leave_pair`).
+//! 3. The link ends without a word (`links.rs`). That alone says nothing of the peer, and the link
+//!    is taken up again if it can be (`broken_links.rs`, `break_link`).
+//! 4. Behind a link that is broken each carrier is looked at. Where it has ended, too, the peer is
+//!    gone ([`has_lost_its_peer`] decides).
+//! 5. The application reads what had arrived, then gets ECONNRESET (`io/leave/step.rs`,
+//!    `break_off`). If the carrier lives, the stream goes on there.
 
 use super::Remote;
 use super::link::{Conn, Link};

@@ -149,7 +149,7 @@ impl Remote {
                     if l.phase == Phase::Connecting {
                         self.port_answers(i, Answer::Silent);
                     }
-                    self.end_link(i, Fault::NotFound)
+                    self.on_link_fault(i, Fault::NotFound)
                 }
                 Phase::Connecting | Phase::Greeting | Phase::Resuming => {
                     let at = l.patience();
@@ -196,7 +196,7 @@ impl Remote {
         let mut bytes = [0u8; MAX_MESSAGE];
         let n = message.encode(&mut bytes);
         if l.output.len() > OUTPUT_MAX || l.output.try_reserve(n).is_err() {
-            self.end_link(i, Fault::Stuck);
+            self.on_link_fault(i, Fault::Stuck);
             return;
         }
         l.output.extend(bytes.get(..n).unwrap_or(&[]));
@@ -233,7 +233,7 @@ impl Remote {
             } else if r == -(libc::EAGAIN as isize) || r == -(libc::EINTR as isize) {
                 break;
             } else {
-                self.end_link(i, Fault::Ended);
+                self.on_link_fault(i, Fault::Ended);
                 return;
             }
         }
@@ -278,7 +278,7 @@ impl Remote {
                 if let Some(l) = self.link_mut(i) {
                     l.deserted |= refused && l.broken_at != 0;
                 }
-                self.end_link(i, Fault::NotFound);
+                self.on_link_fault(i, Fault::NotFound);
                 return;
             }
             if events & libc::EPOLLOUT as u32 == 0 {
@@ -292,7 +292,7 @@ impl Remote {
             let mut raw = [[0u8; 128]; 2];
             let [a, b] = &mut raw;
             if sys::socket_name(l.fd, false, a) == sys::socket_name(l.fd, true, b) && a == b {
-                self.end_link(i, Fault::NotFound);
+                self.on_link_fault(i, Fault::NotFound);
                 return;
             }
         }
@@ -300,7 +300,7 @@ impl Remote {
             self.flush(i);
         }
         if let Err(why) = self.read(i) {
-            self.end_link(i, why);
+            self.on_link_fault(i, why);
         }
     }
 
@@ -503,7 +503,7 @@ impl Remote {
                     && crate::carrier::peer_ended(l.fd)
             };
             if self.link(other).is_some_and(is_over) {
-                self.end_link(other, Fault::Ended);
+                self.on_link_fault(other, Fault::Ended);
             }
         }
     }

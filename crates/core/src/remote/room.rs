@@ -75,7 +75,7 @@ impl Remote {
             Some((i, (!is_caller, core::cmp::Reverse(most(l)), l.since)))
         });
         if let Some((i, _)) = idle.min_by_key(|(_, order)| *order) {
-            self.end_link(i, Fault::Idle);
+            self.on_link_fault(i, Fault::Idle);
         }
     }
 }

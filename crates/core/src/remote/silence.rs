@@ -59,7 +59,7 @@ impl Remote {
             let is_under_way = !l.output.is_empty() || carrier::is_under_way(l.fd);
             let heard_at = now.saturating_sub(carrier::unanswered_ns(l.fd));
             if l.unheard.is_silent(now, is_under_way, heard_at) {
-                return self.end_link(i, Fault::Ended);
+                return self.on_link_fault(i, Fault::Ended);
             }
         }
         let at = l.unheard.look_at;

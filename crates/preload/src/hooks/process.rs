@@ -1,6 +1,7 @@
 //! New programs and new processes.
 //!
-//! What a new program inherits goes back to the kernel's path before it starts. fork runs the
+//! What a new program inherits goes back to the kernel's path before it starts; a connection that
+//! was never attached may go on in the new program (`adoption/exec.rs` of core). fork runs the
 //! handlers that the constructor registered. The hook of vfork, which cannot return twice, only
 //! notes that there may be a child that shares this memory: the core tells it by its process id.
 

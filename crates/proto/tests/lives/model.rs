@@ -259,7 +259,7 @@ impl World {
     }
 
     /// What the kernel says at end `e` of the other one: that it is gone, and whether by a reset.
-    fn carrier_end(&self, e: usize) -> Option<bool> {
+    fn on_no_byte(&self, e: usize) -> Option<bool> {
         let peer = &self.sides[1 - e];
         (peer.names == 0 && !peer.child).then_some(peer.resets)
     }
@@ -275,7 +275,7 @@ impl World {
     fn reads_ring(&self, e: usize) -> bool {
         let side = &self.sides[e];
         let is_last =
-            || side.end.look(self.word) == Ok(Seen::PeerClosed) || self.carrier_end(e).is_some();
+            || side.end.look(self.word) == Ok(Seen::PeerClosed) || self.on_no_byte(e).is_some();
         !side.left || (!side.heard && is_last() && !self.is(Mutant::LeaverWaits))
     }
 
@@ -393,7 +393,7 @@ impl World {
             }
             At::Empty => {
                 let seen = self.sides[e].end.look(self.word);
-                self.sides[e].at = match (seen, self.carrier_end(e)) {
+                self.sides[e].at = match (seen, self.on_no_byte(e)) {
                     // Only the carrier says the end to who has left the ring.
                     (Ok(Seen::PeerClosed), None) if self.sides[e].left => At::Idle,
                     (Ok(Seen::PeerClosed), _) if self.is(Mutant::NoReload) => {
@@ -576,7 +576,7 @@ impl World {
         let side = &self.sides[e];
         let gone = matches!(side.end.look(self.word), Ok(Seen::Retired) | Err(_));
         let parked = matches!(side.end.look(self.word), Ok(Seen::Parked | Seen::PeerOpen));
-        (gone || (parked && self.carrier_end(e).is_some())) && !self.is(Mutant::NoSweep)
+        (gone || (parked && self.on_no_byte(e).is_some())) && !self.is(Mutant::NoSweep)
     }
 }
 
@@ -663,7 +663,7 @@ impl Model for World {
             let side = &self.sides[e];
             let kept = side.end.state == State::Closed
                 && matches!(side.end.look(self.word), Ok(Seen::Parked))
-                && self.carrier_end(e).is_none();
+                && self.on_no_byte(e).is_none();
             !side.child && side.at == At::Idle && (side.names == 0 || kept)
         })
     }
@@ -728,7 +728,7 @@ impl World {
             }
             Action::Connect => {
                 self.sides[C].peer_was_dead = !self.sides[A].alive && !self.sides[A].child;
-                if self.carrier_end(C).is_none() || self.is(Mutant::TakeUnasked) {
+                if self.on_no_byte(C).is_none() || self.is(Mutant::TakeUnasked) {
                     self.sides[C].at = At::Asked;
                 } else {
                     self.sweep(C);

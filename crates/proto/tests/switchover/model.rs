@@ -350,7 +350,7 @@ pub struct World {
     consumed: u64,
     // Paths.
     carrier: Pipe,
-    carrier_end: CarrierEnd,
+    on_no_byte: CarrierEnd,
     /// The sender's death resets the carrier.
     resets: bool,
     fast: Pipe,
@@ -425,7 +425,7 @@ impl World {
             control: ack.control(),
             consumed: ack.consumed,
             carrier: Pipe::new(),
-            carrier_end: CarrierEnd::None,
+            on_no_byte: CarrierEnd::None,
             resets: false,
             fast: Pipe::new(),
             link_dead: false,
@@ -696,7 +696,7 @@ impl World {
     }
 
     fn carrier_ended(&self) -> bool {
-        self.carrier_end != CarrierEnd::None && self.carrier.bytes.len == 0
+        self.on_no_byte != CarrierEnd::None && self.carrier.bytes.len == 0
     }
 
     /// One step.
@@ -822,7 +822,7 @@ impl World {
             },
             A::Fin => {
                 self.sender_kernel_call();
-                self.carrier_end = CarrierEnd::Fin;
+                self.on_no_byte = CarrierEnd::Fin;
                 self.stage = SenderStage::Gone;
                 self.fate = Fate::Exact(self.tx.offset());
             }
@@ -930,7 +930,7 @@ impl World {
             lost |= self.swallows_bytes();
             self.carrier.bytes.truncate(self.carrier.arrived);
         }
-        self.carrier_end = end;
+        self.on_no_byte = end;
         self.stage = SenderStage::Gone;
         self.fate = if lost {
             Fate::Cut
@@ -1184,7 +1184,7 @@ impl World {
     /// fast path was given up early.
     fn end_given_up(&mut self) -> Result<(), Violation> {
         let ReceiverStage::GivenUp(got) = self.receiver else { unreachable!() };
-        let reset = self.carrier_end == CarrierEnd::Reset;
+        let reset = self.on_no_byte == CarrierEnd::Reset;
         self.receiver =
             ReceiverStage::Done(if reset { EofVerdict::Truncated } else { EofVerdict::Eof });
         match self.fate {
@@ -1193,7 +1193,7 @@ impl World {
             Fate::Cut if reset => Ok(()),
             fate => Err(format!(
                 "{:?} at {got} after the fast path was given up, but the sender's fate is {fate:?}",
-                self.carrier_end
+                self.on_no_byte
             )),
         }
     }

@@ -5,7 +5,7 @@
 //! then neither is promoted, until [`resume`] has the receiver armed again. Between hosts its slot
 //! is given back, and it becomes a candidate.
 
-use super::super::arm::{arm, is_on, settle_rx};
+use super::super::arm_receiver::{arm, is_on, settle_rx};
 use super::super::ends::{RxHeld, demote_tx, hold_rx, hold_tx, load_ack};
 use super::halves::has_hung_up;
 use super::{LeaveCall, leave_if_due};

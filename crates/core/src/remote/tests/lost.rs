@@ -411,7 +411,7 @@ fn who_goes_on_without_the_library_sees_no_clean_end() {
                 rig.send(i, 1 - h, 3000);
             }
             // As when another process answers at its port.
-            rig.remote(1 - h).end_link(0, link::Fault::Over);
+            rig.remote(1 - h).on_link_fault(0, link::Fault::Over);
             rig.until("the survivor is told", |r| {
                 while r.receive(i, 1 - h, 30_000) > 0 {}
                 r.conns[i][1 - h].over.is_some()

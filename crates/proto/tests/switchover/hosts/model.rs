@@ -329,7 +329,7 @@ pub struct World {
     // Carrier, bytes tagged with their stream offset (modulo 256).
     carrier: Fifo<u8, 8>,
     arrived: Fifo<u8, 8>,
-    carrier_end: CarrierEnd,
+    on_no_byte: CarrierEnd,
     // Pair.
     pair: u8,
     flying: Fifo<u8, 8>,
@@ -385,7 +385,7 @@ impl World {
             to_sender: Fifo::new(),
             carrier: Fifo::new(),
             arrived: Fifo::new(),
-            carrier_end: CarrierEnd::None,
+            on_no_byte: CarrierEnd::None,
             pair: 0,
             flying: Fifo::new(),
             ring: Fifo::new(),
@@ -693,7 +693,7 @@ impl World {
     }
 
     fn carrier_ended(&self) -> bool {
-        self.carrier_end != CarrierEnd::None && self.carrier.len + self.arrived.len == 0
+        self.on_no_byte != CarrierEnd::None && self.carrier.len + self.arrived.len == 0
     }
 
     /// The receiver's engine is gone.
@@ -752,8 +752,8 @@ impl World {
         if end == CarrierEnd::Reset {
             self.carrier = Fifo::new();
         }
-        if self.carrier_end == CarrierEnd::None {
-            self.carrier_end = end;
+        if self.on_no_byte == CarrierEnd::None {
+            self.on_no_byte = end;
             self.fate =
                 if end == CarrierEnd::Fin && !self.is_exposed() { Fate::Exact } else { Fate::Cut };
         }
@@ -867,7 +867,7 @@ impl World {
     fn end(&mut self, why: Why, verdict: EofVerdict, got: u64) -> Result<(), Violation> {
         self.receiver = ReceiverStage::Done(verdict);
         // An error that the kernel reports is passed on.
-        let reset = why == Why::CarrierEnded && self.carrier_end == CarrierEnd::Reset;
+        let reset = why == Why::CarrierEnded && self.on_no_byte == CarrierEnd::Reset;
         let clean = verdict == EofVerdict::Eof && !reset;
         let sent = self.tx.offset();
         match self.fate {
@@ -948,7 +948,7 @@ impl World {
                 }
             }
             A::Fin => {
-                self.carrier_end = CarrierEnd::Fin;
+                self.on_no_byte = CarrierEnd::Fin;
                 self.stage = SenderStage::Ended;
                 self.fate = Fate::Exact;
             }
