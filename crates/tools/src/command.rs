@@ -5,12 +5,18 @@
 //! them. What cannot be read or recognised is given the benefit of the doubt: this is advice for
 //! the operator, and exec has the last word.
 
+mod env_line;
+mod start;
+
+pub use start::{Broken, Named, NoStart, cannot_start};
+
 use crate::elf::{Elf, Target};
+use env_line::EnvLine;
 use rustix::fs::{Access, AtFlags, CWD};
 use std::ffi::{OsStr, OsString};
 use std::fmt;
 use std::fs::File;
-use std::io::Read;
+use std::io::{self, Read};
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
@@ -36,6 +42,8 @@ pub enum Obstacle {
     },
     /// Its dynamic loader is not glibc's.
     OtherLibc(String),
+    /// A script whose first line has `env` start the program without LD_PRELOAD.
+    DropsPreload,
 }
 
 impl Obstacle {
@@ -49,6 +57,8 @@ impl Obstacle {
             Obstacle::Go { dynamic } => !dynamic,
             // Its dynamic loader complains, or fails.
             Obstacle::OtherTarget { .. } | Obstacle::OtherLibc(_) => false,
+            // Nothing gets past `env`.
+            Obstacle::DropsPreload => false,
         }
     }
 }
@@ -73,6 +83,9 @@ impl fmt::Display for Obstacle {
                 f,
                 "its dynamic loader is {loader}, and the library needs that of the GNU C library"
             ),
+            Obstacle::DropsPreload => {
+                f.write_str("its first line has env start it without LD_PRELOAD")
+            }
         }
     }
 }
@@ -110,33 +123,46 @@ pub fn find(command: &OsStr, path: Option<&OsStr>) -> Option<PathBuf> {
 
 /// Examines a program and, if it is a script, its interpreters. The first obstacle is the verdict.
 pub fn examine(program: &Path, path: Option<&OsStr>, library: Target) -> Option<Verdict> {
-    // The kernel follows four interpreters; each of them may be `env` and name one more program.
-    const STEPS_MAX: usize = 12;
     let mut next = Some(program.to_path_buf());
-    let mut arguments: Vec<OsString> = Vec::new();
+    let mut script = program.to_path_buf();
+    let mut argument: Option<OsString> = None;
     for _ in 0..STEPS_MAX {
         let program = next.take()?;
-        if let Some(how) = privilege(&program) {
-            let obstacle = Obstacle::Privileged(how);
-            return Some(Verdict { program, obstacle });
-        }
         match Content::of(&program)? {
-            Content::Script { interpreter, argument } => {
-                arguments = argument.into_iter().collect();
+            // (The kernel minds no privileges of a script.)
+            Content::Script { interpreter, argument: its } => {
+                argument = its;
                 next = Some(interpreter);
+                script = program;
             }
             Content::Elf(elf) => {
+                if let Some(how) = privilege(&program) {
+                    let obstacle = Obstacle::Privileged(how);
+                    return Some(Verdict { program, obstacle });
+                }
                 if let Some(obstacle) = obstacle(&program, &elf, library) {
                     return Some(Verdict { program, obstacle });
                 }
-                if program.file_name() == Some(OsStr::new("env")) {
-                    let named = env_program(&std::mem::take(&mut arguments))?;
-                    next = find(&named, path);
+                if is_env(&program) {
+                    let EnvLine { program, drops_preload } =
+                        env_line::read(argument.take().as_deref());
+                    if drops_preload {
+                        let obstacle = Obstacle::DropsPreload;
+                        return Some(Verdict { program: script, obstacle });
+                    }
+                    next = find(&program?, path);
                 }
             }
         }
     }
     None
+}
+
+/// The kernel follows five interpreters; each of them may be `env` and name one more program.
+const STEPS_MAX: usize = 12;
+
+fn is_env(program: &Path) -> bool {
+    program.file_name() == Some(OsStr::new("env"))
 }
 
 /// The dynamic loader of a program that is no script.
@@ -150,17 +176,16 @@ pub fn loader(program: &Path) -> Option<String> {
 /// What runs a script: its interpreter, or what `env` starts. `None`: it is no script.
 pub fn interpreter(program: &Path, path: Option<&OsStr>) -> Option<PathBuf> {
     let Content::Script { interpreter, argument } = Content::of(program)? else { return None };
-    if interpreter.file_name() != Some(OsStr::new("env")) {
+    if !is_env(&interpreter) {
         return Some(interpreter);
     }
-    let arguments: Vec<OsString> = argument.into_iter().collect();
-    find(&env_program(&arguments)?, path)
+    find(&env_line::read(argument.as_deref()).program?, path)
 }
 
 /// Whether a script's first line has `env` find its interpreter, which so is a program of its own.
 pub fn is_started_by_env(program: &Path) -> bool {
     let Some(Content::Script { interpreter, .. }) = Content::of(program) else { return false };
-    interpreter.file_name() == Some(OsStr::new("env"))
+    is_env(&interpreter)
 }
 
 enum Content {
@@ -169,41 +194,50 @@ enum Content {
 }
 
 impl Content {
+    /// `None`: it cannot be read, or is neither.
     fn of(program: &Path) -> Option<Content> {
+        Content::read(program).ok().flatten()
+    }
+
+    /// The same; what is damaged is an error of `InvalidData`.
+    fn read(program: &Path) -> io::Result<Option<Content>> {
         // The kernel looks at that many bytes of a script.
-        let mut head = [0; 256];
+        let mut head = Vec::with_capacity(256);
         // (A pipe would have to be opened by a writer, too.)
-        if !std::fs::metadata(program).ok()?.is_file() {
-            return None;
+        if !std::fs::metadata(program)?.is_file() {
+            return Ok(None);
         }
-        let mut file = File::open(program).ok()?;
-        let mut length = 0;
-        while length < head.len() {
-            match file.read(&mut head[length..]).ok()? {
-                0 => break,
-                more => length += more,
-            }
-        }
-        let head = &head[..length];
+        let file = File::open(program)?;
+        (&file).take(256).read_to_end(&mut head)?;
         if let Some(line) = head.strip_prefix(b"#!") {
-            let line = line.split(|byte| *byte == b'\n').next()?.trim_ascii();
-            let mut words = line.splitn(2, |byte| matches!(byte, b' ' | b'\t'));
-            let interpreter = words.next().filter(|word| !word.is_empty())?;
-            let argument = words.next().map(<[u8]>::trim_ascii);
-            return Some(Content::Script {
+            let line = trim(line.split(|byte| *byte == b'\n').next().unwrap_or_default());
+            let mut words = line.splitn(2, is_blank);
+            let Some(interpreter) = words.next().filter(|word| !word.is_empty()) else {
+                return Ok(None);
+            };
+            let argument = words.next().map(trim);
+            return Ok(Some(Content::Script {
                 interpreter: PathBuf::from(OsStr::from_bytes(interpreter)),
                 argument: argument.map(|text| OsStr::from_bytes(text).to_owned()),
-            });
+            }));
         }
-        match Elf::read(file) {
-            Ok(Some(elf)) => Some(Content::Elf(elf)),
+        Ok(Some(match Elf::read(file)? {
+            Some(elf) => Content::Elf(elf),
             // execvp hands a file of unknown format to the shell.
-            Ok(None) => {
-                Some(Content::Script { interpreter: PathBuf::from("/bin/sh"), argument: None })
-            }
-            Err(_) => None,
-        }
+            None => Content::Script { interpreter: PathBuf::from("/bin/sh"), argument: None },
+        }))
     }
+}
+
+/// What the kernel takes for the space between words. (A carriage return is part of one.)
+fn is_blank(byte: &u8) -> bool {
+    matches!(byte, b' ' | b'\t')
+}
+
+fn trim(line: &[u8]) -> &[u8] {
+    let Some(first) = line.iter().position(|byte| !is_blank(byte)) else { return b"" };
+    let last = line.iter().rposition(|byte| !is_blank(byte)).unwrap_or(first);
+    line.get(first..=last).unwrap_or_default()
 }
 
 fn obstacle(program: &Path, elf: &Elf, library: Target) -> Option<Obstacle> {
@@ -222,7 +256,12 @@ fn obstacle(program: &Path, elf: &Elf, library: Target) -> Option<Obstacle> {
     let is_glibc_loader = |name: &str| {
         ["ld-linux", "ld64.so", "ld.so", "ld-2."].iter().any(|start| name.starts_with(start))
     };
+    let is_of_musl = |loader: &Path| {
+        loader.canonicalize().is_ok_and(|file| file.to_string_lossy().contains("musl"))
+    };
     match &elf.interpreter {
+        // (Another name for musl's is no glibc.)
+        Some(loader) if is_of_musl(Path::new(loader)) => Some(Obstacle::OtherLibc(loader.clone())),
         Some(loader) if is_glibc_loader(&name(Path::new(loader))) => None,
         Some(loader) => Some(Obstacle::OtherLibc(loader.clone())),
         // The loader itself, called with a program as its argument.
@@ -253,26 +292,6 @@ fn privilege(program: &Path) -> Option<&'static str> {
     None
 }
 
-/// The program that `env` starts, given the one argument of a `#!` line.
-fn env_program(arguments: &[OsString]) -> Option<OsString> {
-    let line = arguments.first()?.as_bytes();
-    let (line, split) = match line.strip_prefix(b"-S") {
-        Some(rest) => (rest, true),
-        None => match line.strip_prefix(b"--split-string") {
-            Some(rest) => (rest.strip_prefix(b"=").unwrap_or(rest), true),
-            None => (line, false),
-        },
-    };
-    if !split {
-        let plain = !line.starts_with(b"-") && !line.contains(&b'=');
-        return plain.then(|| OsStr::from_bytes(line).to_owned());
-    }
-    let word = line
-        .split(|byte| byte.is_ascii_whitespace())
-        .find(|word| !word.is_empty() && !word.starts_with(b"-") && !word.contains(&b'='))?;
-    Some(OsStr::from_bytes(word).to_owned())
-}
-
 fn is_executable(file: &Path) -> bool {
     file.is_file() && rustix::fs::accessat(CWD, file, Access::EXEC_OK, AtFlags::EACCESS).is_ok()
 }
@@ -280,21 +299,6 @@ fn is_executable(file: &Path) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn env_lines() {
-        for (line, program) in [
-            ("python3", Some("python3")),
-            ("-S python3 -u", Some("python3")),
-            ("-S A=1 -i python3 -u", Some("python3")),
-            ("--split-string=node --flag", Some("node")),
-            ("-i", None),
-        ] {
-            let found = env_program(&[OsString::from(line)]);
-            assert_eq!(found, program.map(OsString::from), "{line}");
-        }
-        assert_eq!(env_program(&[]), None);
-    }
 
     #[test]
     fn path_is_searched_as_execvp_does() {

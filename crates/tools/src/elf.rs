@@ -4,7 +4,8 @@
 //! Reads headers only, however large the file is, and trusts none of them: a damaged file is an
 //! error.
 
-use object::elf::{FileHeader32, FileHeader64, PT_DYNAMIC, PT_NOTE};
+use object::elf::{ELFMAG, ET_DYN, ET_EXEC, FileHeader32, FileHeader64};
+use object::elf::{PT_DYNAMIC, PT_LOAD, PT_NOTE};
 use object::read::elf::{FileHeader, ProgramHeader as _};
 use object::read::{ReadCache, ReadRef};
 use object::{Endianness, FileKind};
@@ -22,6 +23,10 @@ pub struct Elf {
     pub dynamic: bool,
     /// Whether the Go tool chain made it.
     pub go: bool,
+    /// Whether it is a program or a shared library, as opposed to an object file or a core.
+    pub runs: bool,
+    /// How long the file has to be for all of its segments to be in it.
+    pub needs: u64,
 }
 
 /// What a library and a program must have in common.
@@ -56,9 +61,12 @@ impl std::fmt::Display for Target {
 }
 
 impl Elf {
-    /// Reads a file; `None` when it is not ELF at all.
+    /// Reads a file; `None` when it does not even begin as ELF.
     pub fn read(file: File) -> io::Result<Option<Elf>> {
         let cache = ReadCache::new(file);
+        if (&cache).read_bytes_at(0, ELFMAG.len() as u64) != Ok(&ELFMAG[..]) {
+            return Ok(None);
+        }
         let damaged = |error: object::Error| io::Error::new(io::ErrorKind::InvalidData, error);
         match FileKind::parse(&cache) {
             Ok(FileKind::Elf64) => FileHeader64::<Endianness>::parse(&cache)
@@ -69,7 +77,8 @@ impl Elf {
                 .and_then(|header| Elf::from_header(header, &cache))
                 .map(Some)
                 .map_err(damaged),
-            Ok(_) | Err(_) => Ok(None),
+            Ok(_) => Err(io::Error::from(io::ErrorKind::InvalidData)),
+            Err(error) => Err(damaged(error)),
         }
     }
 
@@ -88,12 +97,18 @@ impl Elf {
             interpreter: None,
             dynamic: false,
             go: false,
+            runs: matches!(header.e_type(endian), ET_EXEC | ET_DYN),
+            needs: 0,
         };
         for segment in header.program_headers(endian, data)? {
             if let Some(path) = segment.interpreter(endian, data)? {
                 elf.interpreter = Some(String::from_utf8_lossy(path).into_owned());
             }
             elf.dynamic |= segment.p_type(endian) == PT_DYNAMIC;
+            if segment.p_type(endian) == PT_LOAD {
+                let (at, size) = segment.file_range(endian);
+                elf.needs = elf.needs.max(at.saturating_add(size));
+            }
             // Present in stripped programs too.
             if segment.p_type(endian) == PT_NOTE {
                 elf.go |= has_go_note::<R, H>(segment, endian, data).unwrap_or(false);

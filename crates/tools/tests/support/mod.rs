@@ -1,6 +1,7 @@
 //! Scratch directories and small programs for the tests.
 #![allow(dead_code, reason = "each test binary uses a part of it")]
 
+pub mod doctor;
 pub mod segment;
 pub mod terminal;
 pub mod top;

@@ -2,7 +2,7 @@
 
 use super::finding::Findings;
 use super::{host, look, rdma, rules};
-use crate::command::{self, Obstacle, Verdict};
+use crate::command::{self, Broken, Named, NoStart, Obstacle, Verdict};
 use crate::elf::{Elf, Target};
 use crate::launch::{self, Environment};
 use crate::{library, raw};
@@ -25,13 +25,19 @@ pub fn look(words: &[OsString], findings: &mut Findings) {
         return;
     };
     if !program.is_file() {
-        let found = format!("{} is not a file that can be run", program.display());
-        findings.blind("program", found, "name a program");
+        let file = program.display();
+        let found = format!("{file} is not a file that can be run");
+        let remedy = match program.is_dir() {
+            true => format!("name a program in it: ls -l {file}"),
+            false => format!("name a program: ls -ld {file}"),
+        };
+        findings.blind("program", found, remedy);
         return;
     }
     let library = host::library(&environment, findings);
     // Without a library: would one for this machine serve it?
     if let Some(target) = library.as_ref().map(|library| library.target).or_else(this_machine)
+        && is_startable(&program, path.as_deref(), target, findings)
         && obstacle(&program, path.as_deref(), target, findings)
         && let Some(library) = library
     {
@@ -53,6 +59,56 @@ pub fn this_machine() -> Option<Target> {
     Some(Elf::read(file).ok()??.target)
 }
 
+/// Whether a program, and all that it takes to start it, is there and whole.
+fn is_startable(
+    program: &Path,
+    path: Option<&OsStr>,
+    machine: Target,
+    findings: &mut Findings,
+) -> bool {
+    let no_start = command::cannot_start(program, path, machine);
+    if let Some(no_start) = &no_start {
+        findings.problem("program", no_start.to_string(), mended(no_start));
+    }
+    no_start.is_none()
+}
+
+/// What mends what a program cannot be started for.
+fn mended(no_start: &NoStart) -> String {
+    let file = no_start.file.display();
+    match (&no_start.what, &no_start.named_by) {
+        (Broken::Missing, Some(Named::FirstLine(script) | Named::Env(script)))
+            if no_start.has_carriage_return() =>
+        {
+            format!("sed -i '1s/\\r$//' {}", script.display())
+        }
+        (Broken::Missing, Some(Named::FirstLine(script))) => format!(
+            "install what has {file}, or name another interpreter: sed -i '1s|.*|#!/usr/bin/env \
+             INTERPRETER|' {}",
+            script.display()
+        ),
+        (Broken::Missing, Some(Named::Env(script))) => format!(
+            "install what has {file}, or put its directory into PATH; options of an interpreter \
+             take env -S: head -n 1 {}",
+            script.display()
+        ),
+        (Broken::Missing, Some(Named::Program(program))) => format!(
+            "install the program built for this system's GNU C library, or what has {file}; what \
+             was it built for? file {}",
+            program.display()
+        ),
+        (Broken::Missing | Broken::NotAFile, _) => format!("ls -ld {file}"),
+        (Broken::NoExecuteBit, _) => format!("chmod +x {file}"),
+        (Broken::NotExecutable, _) => {
+            format!("look at its mode and its mount: ls -l {file}; findmnt -T {file}")
+        }
+        (Broken::Damaged | Broken::CutOff { .. } | Broken::NotAProgram, _) => {
+            format!("install or copy it again; what is it? file {file}; readelf -hl {file}")
+        }
+        (Broken::Loop, _) => format!("head -n 1 {file}"),
+    }
+}
+
 /// Whether nothing stands against a file.
 pub fn obstacle(
     program: &Path,
@@ -65,28 +121,27 @@ pub fn obstacle(
             findings.problem("program", launch::describe(&verdict), remedy(&verdict));
             false
         }
-        None if is_unreadable(program) => {
-            findings.note(
-                "program",
-                format!("{} cannot be read: what it is does not show", program.display()),
-                format!("sudo netacc doctor {}", program.display()),
-            );
-            false
-        }
         None => {
-            let runs = match ends_in(program, path) {
-                Some((file, _)) if file != program => format!(", run by {},", file.display()),
-                _ => String::new(),
+            let Some((file, _)) = ends_in(program, path) else {
+                findings.note(
+                    "program",
+                    format!(
+                        "{} cannot be read, or what runs it: what it is does not show",
+                        program.display()
+                    ),
+                    format!("sudo netacc doctor {}", program.display()),
+                );
+                return false;
+            };
+            let runs = match file == program {
+                true => String::new(),
+                false => format!(", run by {},", file.display()),
             };
             let found = "is dynamically linked with the GNU C library, for this machine";
             findings.ok("program", format!("{}{runs} {found}", program.display()));
             true
         }
     }
-}
-
-fn is_unreadable(program: &Path) -> bool {
-    std::fs::File::open(program).is_err()
 }
 
 fn remedy(verdict: &Verdict) -> String {
@@ -114,6 +169,9 @@ fn remedy(verdict: &Verdict) -> String {
         Obstacle::OtherLibc(_) => String::from(
             "install the program built for the GNU C library (in a container: an image of Debian, \
              Ubuntu or Fedora instead of Alpine)",
+        ),
+        Obstacle::DropsPreload => format!(
+            "have its first line leave LD_PRELOAD alone (no -i, no -u LD_PRELOAD): head -n 1 {file}"
         ),
     }
 }
@@ -204,6 +262,7 @@ mod tests {
             (Obstacle::Privileged("is set-user-ID"), "cp --no-preserve=mode /bin/x"),
             (Obstacle::OtherTarget { program: target, library: target }, "install the program for"),
             (Obstacle::OtherLibc(String::from("/lib/ld-musl-x86_64.so.1")), "instead of Alpine"),
+            (Obstacle::DropsPreload, "no -i, no -u LD_PRELOAD"),
         ];
         for (obstacle, text) in all {
             let verdict = Verdict { program: PathBuf::from("/bin/x"), obstacle };
