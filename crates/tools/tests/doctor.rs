@@ -13,6 +13,7 @@ use std::net::TcpListener;
 use std::os::fd::OwnedFd;
 use std::os::unix::fs::FileExt;
 use std::os::unix::fs::PermissionsExt;
+use std::os::unix::process::CommandExt;
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
@@ -195,12 +196,7 @@ fn processes_that_cannot_be_looked_at_are_unknown() {
     let mut ended = Running::new(Command::new("true").stdout(Stdio::piped()));
     let mut out = String::new();
     std::io::Read::read_to_string(ended.0.stdout.as_mut().unwrap(), &mut out).unwrap();
-    let end = Instant::now() + Duration::from_secs(60);
-    let stat = || std::fs::read_to_string(format!("/proc/{}/stat", ended.pid())).unwrap();
-    while !stat().contains(") Z ") {
-        assert!(Instant::now() < end);
-        std::thread::sleep(Duration::from_millis(5));
-    }
+    wait_for_state(&ended, 'Z');
     let (told, status) = told(&mut doctor(&library), &[ended.pid()]);
     assert_eq!((status, &told["verdict"]), (Some(2), &"unknown".into()));
     says(finding(&told, "process", "problem"), "has ended");
@@ -227,12 +223,7 @@ fn a_stopped_process_and_its_limits_are_seen() {
     std::io::Read::read_exact(limited.0.stdout.as_mut().unwrap(), &mut ready).unwrap();
     let pid = rustix::process::Pid::from_raw(limited.0.id() as i32).unwrap();
     rustix::process::kill_process(pid, rustix::process::Signal::STOP).unwrap();
-    let end = Instant::now() + Duration::from_secs(60);
-    let stat = || std::fs::read_to_string(format!("/proc/{}/stat", limited.pid())).unwrap();
-    while !stat().contains(") T ") {
-        assert!(Instant::now() < end);
-        std::thread::sleep(Duration::from_millis(5));
-    }
+    wait_for_state(&limited, 'T');
     let (told, status) = told(&mut doctor(&library), &[limited.pid()]);
     assert_eq!(status, Some(1), "{told:#}");
     says(finding(&told, "state", "note"), "stopped");
@@ -259,6 +250,58 @@ fn a_connection_within_the_host_depends_on_who_listens() {
     let (told, status) = self::told(&mut doctor(&library), &[place]);
     assert_eq!(status, Some(1));
     says(finding(&told, "listener", "problem"), "nobody listens");
+}
+
+/// Until a process is in that state (proc_pid_stat(5)).
+fn wait_for_state(process: &Running, state: char) {
+    let end = Instant::now() + Duration::from_secs(60);
+    let stat = format!("/proc/{}/stat", process.pid());
+    while !std::fs::read_to_string(&stat).unwrap().contains(&format!(") {state} ")) {
+        assert!(Instant::now() < end, "{stat} is not {state}");
+        std::thread::sleep(Duration::from_millis(5));
+    }
+}
+
+#[test]
+fn a_server_that_is_stopped_or_accepts_nothing_is_in_the_way() {
+    let scratch = Scratch::new();
+    let library = scratch.library();
+    let server = Server::new(&library);
+    let (told, status) = told(&mut doctor(&library), &[&server.place]);
+    assert_eq!(status, Some(0), "{told:#}");
+    // Somebody waits, and it accepts nobody.
+    let _waits = std::net::TcpStream::connect(&server.place).unwrap();
+    let (told, status) = self::told(&mut doctor(&library), &[&server.place]);
+    assert_eq!((status, &told["verdict"]), (Some(1), &"obstructed".into()), "{told:#}");
+    let found = finding(&told, "accept", "problem");
+    says(found, "1 connections to 127.0.0.1:");
+    assert!(found["remedy"].as_str().unwrap().contains(&server.process.pid()), "{found}");
+    let pid = rustix::process::Pid::from_raw(server.process.0.id() as i32).unwrap();
+    rustix::process::kill_process(pid, rustix::process::Signal::STOP).unwrap();
+    wait_for_state(&server.process, 'T');
+    let (told, status) = self::told(&mut doctor(&library), &[&server.place]);
+    assert_eq!((status, &told["verdict"]), (Some(1), &"obstructed".into()), "{told:#}");
+    let found = finding(&told, "state", "problem");
+    says(found, "is stopped");
+    assert_eq!(found["remedy"], format!("kill -CONT {}", server.process.pid()));
+    finding(&told, "listener", "ok");
+}
+
+#[test]
+fn what_may_not_be_looked_at_is_not_counted() {
+    if !rustix::process::geteuid().is_root() {
+        return;
+    }
+    let scratch = Scratch::new();
+    let library = scratch.library();
+    let running = Running::new(Command::new("sleep").arg("1000"));
+    let mut command = doctor(&library);
+    let (told, status) = told(command.uid(65534).gid(65534), &[running.pid()]);
+    assert_eq!((status, &told["verdict"]), (Some(2), &"unknown".into()), "{told:#}");
+    says(finding(&told, "process", "problem"), "not permitted");
+    let files = finding(&told, "nofile", "note");
+    says(files, "how many are open cannot be looked at: Permission denied");
+    assert_eq!(files["remedy"], format!("sudo netacc doctor {}", running.pid()));
 }
 
 /// A program that listens and has the library, with statistics that a test writes.

@@ -3,6 +3,7 @@
 
 use super::finding::Findings;
 use super::interfaces::{self, Own, Route};
+use super::look::Status;
 use super::rdma::{self, Port};
 use super::rules;
 use super::{host, look, process};
@@ -15,7 +16,7 @@ use std::fs;
 use std::io::ErrorKind;
 use std::net::{IpAddr, SocketAddr, TcpStream, ToSocketAddrs};
 use std::sync::mpsc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// A name server answers within so long.
 const RESOLVE: Duration = Duration::from_secs(5);
@@ -23,6 +24,9 @@ const RESOLVE: Duration = Duration::from_secs(5);
 const CONNECT: Duration = Duration::from_secs(1);
 /// A host of the neighbourhood answers within so long.
 const NEAR: Duration = Duration::from_millis(500);
+/// A server accepts within so long.
+const ACCEPTS: Duration = Duration::from_secs(2);
+const BETWEEN_LOOKS: Duration = Duration::from_millis(20);
 /// Addresses of a name that are looked at.
 const ADDRESSES: usize = 4;
 /// Processes that are named.
@@ -111,6 +115,8 @@ struct Listener {
     local: SocketAddr,
     uid: u32,
     inode: u64,
+    /// Connections that wait to be accepted.
+    waiting: u32,
 }
 
 impl Listener {
@@ -152,9 +158,11 @@ fn listener(line: &str) -> Option<Listener> {
     let mut words = line.split_whitespace().skip(1);
     let local = addresses::address(words.next()?)?;
     let is_listener = words.nth(1)? == LISTEN;
-    let uid = words.nth(3)?.parse().ok()?;
+    let (_, waiting) = words.next()?.split_once(':')?;
+    let waiting = u32::from_str_radix(waiting, 16).ok()?;
+    let uid = words.nth(2)?.parse().ok()?;
     let inode = words.nth(1)?.parse().ok()?;
-    is_listener.then_some(Listener { local, uid, inode })
+    is_listener.then_some(Listener { local, uid, inode, waiting })
 }
 
 /// The processes that hold one of these sockets, and whether some could not be asked.
@@ -189,6 +197,10 @@ fn here(to: SocketAddr, findings: &mut Findings) {
         return;
     }
     let (pids, is_partial) = holders(&listeners);
+    let is_stopped = pids.iter().fold(false, |any, pid| stopped(*pid, to, findings) || any);
+    if !is_stopped {
+        hangs(&listeners, &pids, to, findings);
+    }
     if pids.is_empty() {
         let uid = listeners.first().map_or(0, |listener| listener.uid);
         let found = format!("a process of user {uid} listens on {to}, which may not be looked at");
@@ -241,6 +253,62 @@ fn here(to: SocketAddr, findings: &mut Findings) {
     } else {
         findings.ok("path", format!("to {to}: TCP, as it is"));
     }
+}
+
+/// Whether a process that listens is stopped: it accepts nothing, and answers nobody.
+fn stopped(pid: u32, to: SocketAddr, findings: &mut Findings) -> bool {
+    let status = Status::of(&format!("/proc/{pid}")).ok();
+    let is = status.and_then(|it| it.field("State:").map(|state| state.starts_with(['T', 't'])));
+    if is == Some(true) {
+        let name = one_line(&segment::name(pid).unwrap_or_default());
+        let found = format!(
+            "process {pid} ({name}), which listens on {to}, is stopped: it accepts nothing and \
+             answers nobody"
+        );
+        findings.problem("state", found, format!("kill -CONT {pid}"));
+    }
+    is == Some(true)
+}
+
+/// Says so of listeners whose connections wait, and of which none is accepted.
+fn hangs(listeners: &[Listener], pids: &[u32], to: SocketAddr, findings: &mut Findings) {
+    let mut looks = vec![waiting(listeners)];
+    let end = Instant::now() + ACCEPTS;
+    while has_accepted_none(&looks) {
+        if Instant::now() >= end {
+            let waiting = looks.last().map_or(0, |all| all.iter().sum::<u32>());
+            let found = format!(
+                "{waiting} connections to {to} wait to be accepted, and none has been in {} s: the \
+                 server hangs, or is busy with something else",
+                ACCEPTS.as_secs()
+            );
+            let remedy = match pids {
+                [] => format!("sudo netacc doctor {to}"),
+                [pid, ..] => format!(
+                    "where is it? cat /proc/{pid}/wchan; gdb -p {pid} -batch -ex 'thread apply all \
+                     bt'; then start it again"
+                ),
+            };
+            findings.problem("accept", found, remedy);
+            return;
+        }
+        std::thread::sleep(BETWEEN_LOOKS);
+        let now = self::listeners("/proc/self", to);
+        let of = |one: &Listener| now.iter().find(|it| it.inode == one.inode);
+        looks.push(listeners.iter().map(|one| of(one).map_or(0, |it| it.waiting)).collect());
+    }
+}
+
+fn waiting(listeners: &[Listener]) -> Vec<u32> {
+    listeners.iter().map(|listener| listener.waiting).collect()
+}
+
+/// Whether, of looks at how many wait at each listener, some wait at one, and at none they became
+/// fewer.
+fn has_accepted_none(looks: &[Vec<u32>]) -> bool {
+    let became_fewer =
+        looks.windows(2).any(|two| two[0].iter().zip(&two[1]).any(|(was, is)| is < was));
+    !became_fewer && looks.last().is_some_and(|all| all.iter().any(|waiting| *waiting > 0))
 }
 
 fn shared_memory(to: SocketAddr, findings: &mut Findings) {
@@ -434,18 +502,35 @@ mod tests {
 
     #[test]
     fn listening_rows_are_read() {
-        let row = "   0: 0100007F:1F90 00000000:0000 0A 00000000:00000000 00:00000000 00000000  \
+        let row = "   0: 0100007F:1F90 00000000:0000 0A 00000000:00000011 00:00000000 00000000  \
                    1000        0 4711 1 0000000000000000 100 0 0 10 0";
         let found = listener(row).unwrap();
-        assert_eq!(found, Listener { local: at("127.0.0.1:8080"), uid: 1000, inode: 4711 });
+        let local = at("127.0.0.1:8080");
+        assert_eq!(found, Listener { local, uid: 1000, inode: 4711, waiting: 17 });
         assert_eq!(listener(&row.replace(" 0A ", " 01 ")), None, "a connection");
         assert_eq!(listener("  sl  local_address rem_address   st"), None);
         assert_eq!(listener("garbage"), None);
         assert!(found.serves(at("127.0.0.1:8080")) && !found.serves(at("127.0.0.2:8080")));
-        let any = |local| Listener { local: at(local), uid: 0, inode: 1 };
+        let any = |local| Listener { local: at(local), uid: 0, inode: 1, waiting: 0 };
         assert!(any("0.0.0.0:80").serves(at("10.0.0.1:80")));
         assert!(!any("0.0.0.0:80").serves(at("[::1]:80")));
         assert!(any("[::]:80").serves(at("10.0.0.1:80")) && !any("[::]:80").serves(at("[::1]:81")));
+    }
+
+    #[test]
+    fn a_server_that_accepts_does_not_hang() {
+        for (looks, is) in [
+            (&[][..], false),
+            (&[[0, 0]], false),
+            (&[[0, 1]], true),
+            (&[[1, 0], [2, 0], [2, 1]], true),
+            (&[[2, 5], [1, 5]], false),
+            (&[[2, 5], [1, 5], [2, 5]], false),
+            (&[[1, 0], [0, 0]], false),
+        ] {
+            let all: Vec<Vec<u32>> = looks.iter().map(|look| look.to_vec()).collect();
+            assert_eq!(has_accepted_none(&all), is, "{looks:?}");
+        }
     }
 
     #[test]
