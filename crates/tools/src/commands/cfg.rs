@@ -118,8 +118,8 @@ impl Parameters {
     }
 }
 
-/// The processes that are meant, and those of them that could not be asked. `None`: it was said
-/// that there are none such.
+/// The processes that are meant; otherwise it has been said that there are none such, and this is
+/// the status.
 fn meant(matches: &ArgMatches) -> Result<Vec<u32>, c_int> {
     if matches.get_flag("all") {
         let (found, not_permitted) = Looks::default().all();
@@ -128,7 +128,18 @@ fn meant(matches: &ArgMatches) -> Result<Vec<u32>, c_int> {
         }
         // (Who has had no connection has no configuration yet: that of its file, as it is then.)
         let is_begun = |found: &Found| !matches!(found.process, Err(SegmentError::NoSegment));
-        return Ok(found.into_iter().filter(is_begun).map(|found| found.pid).collect());
+        let all: Vec<u32> = found.into_iter().filter(is_begun).map(|found| found.pid).collect();
+        if all.is_empty() {
+            if matches.get_flag("json") {
+                print(TOOL, "[]\n");
+            }
+            complain(
+                "no process that may be asked has the library and has had a connection: nothing \
+                 was done; `netacc ps` shows those that there are",
+            );
+            return Err(STATUS_FAILED);
+        }
+        return Ok(all);
     }
     let words: Vec<String> =
         matches.get_many::<String>("pid").into_iter().flatten().cloned().collect();

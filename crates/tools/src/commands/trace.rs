@@ -73,6 +73,13 @@ fn meant(matches: &ArgMatches) -> Result<Vec<Trace>, c_int> {
         let named = |trace: &Trace| words.iter().any(|word| is_called(trace, word));
         traces.extend(all.into_iter().filter(|trace| words.is_empty() || named(trace)));
     }
+    if traces.is_empty() {
+        complain(
+            "there is no trace that may be read: a process has one when a connection of its lives \
+             for more than a request; `netacc ps` shows who has the library",
+        );
+        return Err(STATUS_FAILED);
+    }
     Ok(traces)
 }
 
