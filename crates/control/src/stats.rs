@@ -220,7 +220,7 @@ pub struct ConnRecord {
     /// Address of 32 bits that are not 0 while a thread of the process's sends.
     pub lock_at: AtomicU64,
     /// How it came to be, and to its rings: [`CONNECTED`], [`ACCEPTED`], [`LATER_LIFE`],
-    /// [`BY_DEVICE`].
+    /// [`BY_DEVICE`]. Without rings it may be [`UNCOUNTED`].
     pub origin: AtomicU64,
 }
 
@@ -232,6 +232,8 @@ pub const ACCEPTED: u64 = 2;
 pub const LATER_LIFE: u64 = 4;
 /// What it receives is written into its ring by a device, of which no lock tells.
 pub const BY_DEVICE: u64 = 8;
+/// It is the kernel's for good, and what moves on it over TCP is not counted.
+pub const UNCOUNTED: u64 = 16;
 
 /// Where the rings of a connection are; of what is sent and of what is received.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -457,6 +459,7 @@ impl ConnRecord {
         // (Without words there is no ring.)
         let [sent, _] = &self.words_at;
         sent.store(0, Relaxed);
+        self.origin.store(0, Relaxed);
         self.fd.store(fd, Relaxed);
         self.reason.store(reason as u32, Relaxed);
         self.counted_reason.store(reason as u64, Relaxed);
@@ -489,6 +492,11 @@ impl ConnRecord {
         self.peer_port.store(u32::from(peer.port()), Relaxed);
         store_ip(&self.local_addr, local.ip());
         store_ip(&self.peer_addr, peer.ip());
+    }
+
+    /// What moves on it over TCP is not counted from here on.
+    pub fn count_no_more(&self) {
+        self.origin.fetch_or(UNCOUNTED, Relaxed);
     }
 
     /// It has these rings from here on, which are empty.

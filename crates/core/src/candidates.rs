@@ -173,6 +173,7 @@ fn fill(s: &Socket, fd: c_int, origin: Origin) {
     let candidate = why == Reason::NotStarted || waits;
     if !candidate {
         s.say(why);
+        s.count_no_more();
     }
     s.state.happens(if candidate { Event::Begun } else { Event::Refused });
 }
@@ -368,6 +369,7 @@ pub(crate) fn may_begin(fd: c_int) {
 pub(crate) fn make_plain(s: &'static Socket, why: Reason) {
     if s.state.change(State::Candidate, Event::Refused) {
         s.set_reason(why);
+        s.count_no_more();
         agent::forget(s);
     }
 }

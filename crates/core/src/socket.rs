@@ -487,6 +487,12 @@ impl Socket {
             }
         }
     }
+    /// It is the kernel's for good, and nobody counts what moves on it.
+    pub(crate) fn count_no_more(&self) {
+        if let Some(r) = self.record() {
+            r.count_no_more();
+        }
+    }
     /// Whether that is recorded which happens to it: as its rule says, or as of all.
     #[inline(always)]
     fn is_traced(&self) -> bool {

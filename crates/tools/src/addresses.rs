@@ -267,6 +267,7 @@ mod tests {
                 peer: None,
                 tx_bytes: Default::default(),
                 rx_bytes: Default::default(),
+                is_uncounted: false,
                 tx_messages: 0,
                 rx_messages: 0,
                 ring_bytes: [0; 2],

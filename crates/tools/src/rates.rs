@@ -4,7 +4,7 @@ use crate::segment::Process;
 use crate::selection::{Selection, sum};
 use crate::show::{
     Section, View, accelerated_total, address, bytes_by_path, connections_total, one_line,
-    path_name, reason_name, share, size, title, way,
+    path_name, reason_name, share, size, title, uncounted, way,
 };
 use crate::table::Table;
 use crate::terminal;
@@ -187,8 +187,8 @@ fn sockets_text(change: &Change<'_>, view: &View<'_>) -> String {
             address(connection.peer),
             way(connection),
             reason_name(connection.reason),
-            change.bytes_per_s(sum(&connection.tx_bytes)),
-            change.bytes_per_s(sum(&connection.rx_bytes)),
+            connection.sent().map_or_else(uncounted, |bytes| change.bytes_per_s(bytes)),
+            connection.received().map_or_else(uncounted, |bytes| change.bytes_per_s(bytes)),
         ]);
     }
     let (time, count, all) = (change.time.as_secs_f64(), shown.len(), connections.len());
@@ -241,6 +241,7 @@ fn counts_json(change: &Change<'_>) -> Value {
 fn sockets_json(change: &Change<'_>, selection: &Selection) -> Value {
     let connections = change.connections();
     let socket = |connection: &&Connection| {
+        let messages = |count| connection.counted(count).map(|count| change.rate(count));
         json!({
             "fd": connection.fd,
             "local": address(connection.local),
@@ -248,12 +249,12 @@ fn sockets_json(change: &Change<'_>, selection: &Selection) -> Value {
             "tx_path": path_name(connection.tx_path),
             "rx_path": path_name(connection.rx_path),
             "reason": reason_name(connection.reason),
-            "tx_bytes": sum(&connection.tx_bytes),
-            "rx_bytes": sum(&connection.rx_bytes),
-            "tx_bytes_per_s": change.rate(sum(&connection.tx_bytes)),
-            "rx_bytes_per_s": change.rate(sum(&connection.rx_bytes)),
-            "tx_messages_per_s": change.rate(connection.tx_messages),
-            "rx_messages_per_s": change.rate(connection.rx_messages),
+            "tx_bytes": connection.sent(),
+            "rx_bytes": connection.received(),
+            "tx_bytes_per_s": connection.sent().map(|bytes| change.rate(bytes)),
+            "rx_bytes_per_s": connection.received().map(|bytes| change.rate(bytes)),
+            "tx_messages_per_s": messages(connection.tx_messages),
+            "rx_messages_per_s": messages(connection.rx_messages),
         })
     };
     Value::Array(selection.of(&connections).iter().map(socket).collect())

@@ -4,7 +4,7 @@ use crate::latencies::{self, Latencies};
 use crate::memory::{self, Mappings};
 use crate::processes::Found;
 use crate::segment::Process;
-use crate::selection::{Selection, sum};
+use crate::selection::Selection;
 use crate::table::Table;
 use crate::terminal::{self, COLUMNS};
 use netacc_control::config::parse_rendered;
@@ -175,7 +175,10 @@ fn by_path(values: &[u64]) -> Map<String, Value> {
 fn sockets_json(process: &Process, view: &View<'_>) -> Vec<Value> {
     let measured = Latencies::of(process.pid);
     let socket = |connection: &Connection| {
-        let bytes = |bytes: &[u64], path: Path| bytes.get(path as usize).copied();
+        let bytes = |bytes: &[u64], path: Path| {
+            let bytes = bytes.get(path as usize).copied()?;
+            if path == Path::Tcp { connection.counted(bytes) } else { Some(bytes) }
+        };
         let mut socket = json!({
             "fd": connection.fd,
             "local": address(connection.local),
@@ -191,8 +194,8 @@ fn sockets_json(process: &Process, view: &View<'_>) -> Vec<Value> {
             "rx_rdma_bytes": bytes(&connection.rx_bytes, Path::Rdma),
             "tx_utcp_bytes": bytes(&connection.tx_bytes, Path::Utcp),
             "rx_utcp_bytes": bytes(&connection.rx_bytes, Path::Utcp),
-            "tx_messages": connection.tx_messages,
-            "rx_messages": connection.rx_messages,
+            "tx_messages": connection.counted(connection.tx_messages),
+            "rx_messages": connection.counted(connection.rx_messages),
             "tx_ring_used": connection.tx_ring().map(|(used, _)| used),
             "tx_ring_bytes": connection.tx_ring().map(|(_, bytes)| bytes),
             "rx_ring_used": connection.rx_ring().map(|(used, _)| used),
@@ -314,8 +317,8 @@ fn short_sockets_text(process: &Process, view: &View<'_>) -> String {
             address(connection.peer),
             way(connection),
             reason_name(connection.reason),
-            size(sum(&connection.tx_bytes)),
-            size(sum(&connection.rx_bytes)),
+            connection.sent().map_or_else(uncounted, size),
+            connection.received().map_or_else(uncounted, size),
         ]);
     }
     format!("{}\n\n{}", open_connections(process, view, shown.len()), table.render(view.fits()))
@@ -365,8 +368,13 @@ fn sockets_text(process: &Process, view: &View<'_>) -> String {
     let shown = view.selection.of(&process.connections);
     for connection in &shown {
         let opened = Duration::from_nanos(connection.opened_unix_ns);
-        let bytes =
-            |bytes: &[u64], path: Path| bytes.get(path as usize).copied().unwrap_or(0).to_string();
+        let counted = |count: u64| {
+            connection.counted(count).map_or_else(uncounted, |count| count.to_string())
+        };
+        let bytes = |bytes: &[u64], path: Path| {
+            let bytes = bytes.get(path as usize).copied().unwrap_or(0);
+            if path == Path::Tcp { counted(bytes) } else { bytes.to_string() }
+        };
         let mut row = vec![
             connection.fd.to_string(),
             address(connection.local),
@@ -383,8 +391,8 @@ fn sockets_text(process: &Process, view: &View<'_>) -> String {
             bytes(&connection.rx_bytes, Path::Shm),
             bytes(&connection.rx_bytes, Path::Rdma),
             bytes(&connection.rx_bytes, Path::Utcp),
-            connection.tx_messages.to_string(),
-            connection.rx_messages.to_string(),
+            counted(connection.tx_messages),
+            counted(connection.rx_messages),
             ring_text(connection),
             connection.promotions.to_string(),
             connection.demotions.to_string(),
@@ -394,6 +402,11 @@ fn sockets_text(process: &Process, view: &View<'_>) -> String {
         table.row(row);
     }
     format!("{}\n\n{}", open_connections(process, view, shown.len()), table.render(view.fits()))
+}
+
+/// What is not counted is not 0.
+pub(crate) fn uncounted() -> String {
+    String::from("-")
 }
 
 /// How full the ring is that is known, and how large.

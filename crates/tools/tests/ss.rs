@@ -2,7 +2,9 @@
 
 mod support;
 
-use netacc_control::stats::{CONNS_OFFSET, ConnRecord, Counter, Header, MAGIC, Reason, VERSION};
+use netacc_control::stats::{
+    CONNS_OFFSET, ConnRecord, Counter, Header, MAGIC, Reason, UNCOUNTED, VERSION,
+};
 use netacc_tools::processes::Looks;
 use serde_json::{Value, json};
 use std::fs::File;
@@ -119,6 +121,49 @@ fn json_is_as_agreed() {
     let keys: Vec<&String> = all.as_object().unwrap().keys().collect();
     assert_eq!(keys, ["cnt", "sock", "cfg", "mem", "qp"]);
     assert_eq!(all["sock"], sock);
+}
+
+/// Bytes that the kernel moves past the library are not 0.
+#[test]
+fn what_is_not_counted_is_not_said() {
+    let _alone = alone();
+    let pid = std::process::id().to_string();
+    let segment = Segment::filled(std::process::id());
+    let at = CONNS_OFFSET + 2 * size_of::<ConnRecord>();
+    segment.u64(at + offset_of!(ConnRecord, origin), UNCOUNTED);
+    segment.u64(at + offset_of!(ConnRecord, tx_bytes), 77);
+    segment.u64(at + offset_of!(ConnRecord, tx_bytes) + 8, 5);
+    segment.u64(at + offset_of!(ConnRecord, tx_messages), 7);
+    let said = |arguments: &[&str]| {
+        let ran = ss(arguments);
+        assert_eq!((ran.status, ran.err.as_str()), (Some(0), ""));
+        ran.out
+    };
+    let sockets: Value = serde_json::from_str(&said(&["-s", "sock", "--json", &pid])).unwrap();
+    for (socket, is_counted) in [(0, false), (1, true)] {
+        let socket = &sockets["sockets"][socket];
+        for name in ["tx_tcp_bytes", "rx_tcp_bytes", "tx_messages", "rx_messages"] {
+            assert_eq!(socket[name].is_u64(), is_counted, "{name}: {socket}");
+            assert_eq!(socket[name].is_null(), !is_counted, "{name}: {socket}");
+        }
+        assert!(socket["tx_shm_bytes"].is_u64(), "what went by a ring is: {socket}");
+    }
+    let row = |out: &str| -> Vec<String> {
+        let row = out.lines().find(|row| row.contains("peer-remote")).unwrap();
+        row.split_whitespace().map(str::to_owned).collect()
+    };
+    assert_eq!(row(&said(&["-s", "sock", &pid]))[5..], ["-", "-"]);
+    let wide = row(&said(&["-s", "sock", "--wide", &pid]));
+    assert_eq!(wide[7..17], ["-", "5", "0", "0", "-", "0", "0", "0", "-", "-"], "{wide:?}");
+    // Nor is a rate of it.
+    let out = said(&["-w", "0.1", "-n", "1", "-s", "sock", "--json", &pid]);
+    let rates: Value = serde_json::from_str(out.lines().next().unwrap()).unwrap();
+    let sockets = rates.pointer("/processes/0/sock").or(rates.pointer("/sock")).unwrap();
+    for name in ["tx_bytes", "rx_bytes_per_s", "tx_messages_per_s"] {
+        assert!(sockets[0][name].is_null(), "{name}: {sockets}");
+        assert!(sockets[1][name].is_number(), "{name}: {sockets}");
+    }
+    assert_eq!(row(&said(&["-w", "0.1", "-n", "1", "-s", "sock", &pid]))[5..], ["-", "-"]);
 }
 
 #[test]

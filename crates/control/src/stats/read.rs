@@ -6,8 +6,8 @@
 
 use super::{
     CHANNEL_SLOTS, CONFIG_BYTES, CONNS_OFFSET, COUNTER_SLOTS, ChannelRecord, ConnRecord, Counter,
-    Header, MAGIC, PATH_SLOTS, Path, REASON_SLOTS, RECORD_OPEN, REMOTE_SLOTS, Rings, VERSION,
-    unpack_ip,
+    Header, MAGIC, PATH_SLOTS, Path, REASON_SLOTS, RECORD_OPEN, REMOTE_SLOTS, Rings, UNCOUNTED,
+    VERSION, unpack_ip,
 };
 use alloc::string::String;
 use alloc::vec::Vec;
@@ -121,6 +121,8 @@ pub struct Connection {
     pub tx_bytes: [u64; PATH_SLOTS],
     /// By path.
     pub rx_bytes: [u64; PATH_SLOTS],
+    /// It is the kernel's for good: what moves on it over TCP is not counted, nor are messages.
+    pub is_uncounted: bool,
     /// Calls that have sent something.
     pub tx_messages: u64,
     /// Calls that have received something.
@@ -217,6 +219,21 @@ impl Snapshot {
 }
 
 impl Connection {
+    /// Bytes that it has sent on all paths; `None` where not all of them are counted.
+    pub fn sent(&self) -> Option<u64> {
+        self.counted(all(&self.tx_bytes))
+    }
+
+    /// The same of what it has received.
+    pub fn received(&self) -> Option<u64> {
+        self.counted(all(&self.rx_bytes))
+    }
+
+    /// A count that is one only as long as the library follows the connection.
+    pub fn counted(&self, count: u64) -> Option<u64> {
+        (!self.is_uncounted).then_some(count)
+    }
+
     /// How full the ring is by which it sends, of how many bytes: known within the host.
     pub fn tx_ring(&self) -> Option<(u32, u32)> {
         self.ring(0, Path::Shm)
@@ -266,6 +283,7 @@ impl Connection {
             rx_bytes: u64s_at(bytes, offset_of!(ConnRecord, rx_bytes)),
             ring_bytes: u32s_at(bytes, offset_of!(ConnRecord, ring_bytes)),
             ring_used: u32s_at(bytes, offset_of!(ConnRecord, ring_used)),
+            is_uncounted: u64_at(bytes, offset_of!(ConnRecord, origin)) & UNCOUNTED != 0,
             tx_messages: u64_at(bytes, offset_of!(ConnRecord, tx_messages)),
             rx_messages: u64_at(bytes, offset_of!(ConnRecord, rx_messages)),
             promotions: word(offset_of!(ConnRecord, promotions)),
@@ -350,4 +368,8 @@ fn counts_at<const N: usize>(bytes: &[u8], at: usize) -> [u64; N] {
 
 fn u64s_at<const N: usize>(bytes: &[u8], at: usize) -> [u64; N] {
     core::array::from_fn(|index| u64_at(bytes, at + index * 8))
+}
+
+fn all(bytes: &[u64]) -> u64 {
+    bytes.iter().fold(0, |sum, bytes| sum.saturating_add(*bytes))
 }

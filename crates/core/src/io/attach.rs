@@ -281,6 +281,7 @@ fn refuse_offer(s: &'static Socket, channel: &'static Channel, why: Reason) {
     // SAFETY: as in `attach`.
     let slot = unsafe { (*s.offer.get()).slot } as usize;
     s.set_reason(why);
+    s.count_no_more();
     s.state.happens(Event::Refused);
     if channel.far.is_shared() {
         channel.words(slot, channel.side ^ 1).quiet[quiet::REQUEST].fetch_or(quiet::CLOSED, SeqCst);

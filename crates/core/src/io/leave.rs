@@ -389,6 +389,7 @@ fn become_plain(s: &'static Socket, fd: c_int, why: Reason) -> bool {
     harmless::write_back(s, fd);
     if s.state.change(State::Attached, Event::Refused) {
         s.set_reason(why);
+        s.count_no_more();
         s.trace(Trace::Plain, u64::from(why as u32));
         wait::prod(s);
         if !s.is_inherited() {

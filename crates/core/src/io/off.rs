@@ -108,7 +108,7 @@ mod tests {
         A, C, End, candidate_within_the_host, close_both, promoted_within_the_host, talk,
     };
     use netacc_control::config::Config;
-    use netacc_control::stats::{Path, Reason};
+    use netacc_control::stats::{Path, Reason, UNCOUNTED};
     use netacc_proto::switchover::Action;
     use std::time::{Duration, Instant};
 
@@ -235,7 +235,10 @@ mod tests {
         ends[C].send(C, 5_000);
         turn_off(&ends[A], PULL_BACK_NS);
         let (s, g, fd) = (ends[A].socket, ends[A].socket.generation16(), ends[A].fd);
+        let is_uncounted = || s.record().unwrap().origin.load(Relaxed) & UNCOUNTED != 0;
+        assert!(!is_uncounted(), "it goes on counting while it can come back");
         assert!(super::super::to_kernel(s, g, fd, Reason::SocketOption, false));
+        assert!(is_uncounted());
         assert!(s.is(State::Plain) && says(&ends[A], Reason::SocketOption, Path::Tcp));
         turn_on(&ends[A]);
         ends[A].receive_all(A, 5_000);

@@ -249,6 +249,7 @@ impl Departure {
                 s.state.happens(Event::Begun);
             } else {
                 s.state.happens(Event::Refused);
+                s.count_no_more();
                 s.trace(trace::Event::Plain, u64::from(why as u32));
             }
             // A child that has shut it down meanwhile looks at the state behind that

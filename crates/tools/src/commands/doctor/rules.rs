@@ -199,6 +199,7 @@ mod tests {
             peer: Some(SocketAddr::from(([127, 0, 0, 1], peer))),
             tx_bytes: [0; 4],
             rx_bytes: [0; 4],
+            is_uncounted: false,
             tx_messages: 0,
             rx_messages: 0,
             ring_bytes: [0; 2],

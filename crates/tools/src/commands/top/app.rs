@@ -6,7 +6,7 @@ use crate::rates::Change;
 use crate::segment::Process;
 use crate::show::{
     accelerated_total, address, age, connections_total, one_line, reason_name, share, size,
-    version, way,
+    uncounted, version, way,
 };
 use netacc_control::stats::{Connection, Path};
 use std::time::{Duration, Instant, SystemTime};
@@ -368,8 +368,8 @@ fn connection_cells(connection: &Connection, [sent, received]: [String; 2]) -> V
         address(connection.peer),
         way(connection),
         reason_name(connection.reason),
-        sent,
-        received,
+        connection.sent().map_or_else(uncounted, |_| sent),
+        connection.received().map_or_else(uncounted, |_| received),
         if opened.is_zero() { String::from("-") } else { age(now.saturating_sub(opened)) },
     ]
 }

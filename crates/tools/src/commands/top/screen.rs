@@ -113,6 +113,7 @@ mod tests {
             peer: format!("[2001:db8::1234:5678]:{}", 40_000 + fd).parse().ok(),
             tx_bytes: [0, sent, 0, 0],
             rx_bytes: [0; PATH_SLOTS],
+            is_uncounted: false,
             tx_messages: 0,
             rx_messages: 0,
             ring_bytes: [0; 2],
