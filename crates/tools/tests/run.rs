@@ -182,6 +182,25 @@ fn a_private_prefix_has_a_file_of_its_own() {
 }
 
 #[test]
+fn a_log_where_there_is_no_room_is_named() {
+    let scratch = Scratch::new();
+    let library = scratch.library();
+    let mut command = Command::new("unshare");
+    let full = "mount -t tmpfs -o size=4096 none /mnt && head -c 4096 /dev/zero >/mnt/x || exit 77
+                exec \"$@\"";
+    command.args(["-rm", "sh", "-c", full, "sh", env!("CARGO_BIN_EXE_netacc_run"), "true"]);
+    command.env("NETACC_LIB", &library).env("NACC_LOG_PATH", "/mnt/log").env_remove("LD_PRELOAD");
+    let ran = run(&mut command);
+    if ran.status == Some(0) {
+        let start =
+            "netacc_run: warning: the log /mnt/log cannot be written: /mnt: its file system";
+        assert!(ran.err.starts_with(start), "{}", ran.err);
+    } else {
+        eprintln!("skipped: no mounts of its own: {}", ran.err);
+    }
+}
+
+#[test]
 fn a_log_that_cannot_be_written_is_named() {
     let scratch = Scratch::new();
     let library = scratch.library();
@@ -206,6 +225,12 @@ fn a_log_that_cannot_be_written_is_named() {
     is(&scratch.path("none/log"), "none: No such file or directory");
     is(&scratch.path("."), "Is a directory");
     is(Path::new("/dev/null"), "it is not a regular file");
+    // Where root may open, or seems to be let make, what takes no line.
+    let is_root = rustix::process::geteuid().is_root();
+    let kernels = if is_root { "its file system (proc) is the kernel's" } else { "Permission" };
+    is(Path::new("/proc/version"), kernels);
+    is(Path::new("/proc/netacc.log"), kernels);
+    is(Path::new("/proc/self/netacc.log"), "/proc/self: ");
     let syslog = said(Path::new("syslog"));
     let is_there = std::os::unix::net::UnixDatagram::unbound().unwrap().connect("/dev/log").is_ok();
     let problem = "netacc_run: warning: nobody takes what goes to the system's log: /dev/log: ";
