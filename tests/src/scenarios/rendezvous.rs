@@ -367,38 +367,15 @@ pub fn list() -> Vec<Scenario> {
         pair(
             "rendezvous/reasons-of-a-listeners-option",
             "what is said of a connection whose listener has an option that the fast path has not",
-            |t| {
-                let listener = tcp();
-                t.log("set", sys::setopt(listener, SOL_SOCKET, libc::SO_ZEROCOPY, 1));
-                sys::bind(listener, home()).expect("bind");
-                sys::listen(listener, 8).expect("listen");
-                t.publish(listener);
-                let fd = sys::accept(listener).expect("accept");
-                serve(fd, 10);
-                let option = [
-                    ("server-only", "socket-option"),
-                    ("shm", "socket-option"),
-                    ("early", "socket-option"),
-                ];
-                t.expect_reason(fd, &option);
-                t.meet("seen");
-                t.log("eof", sys::recv(fd, &mut [0; 1], 0));
-            },
-            |t| {
-                let fd = connected(t.hear_addr());
-                for _ in 0..10 {
-                    send_all(fd, &answer());
-                    recv_exact(fd, MESSAGE);
-                }
-                let alone = [
-                    ("client-only", "listener-without-library"),
-                    ("shm", "not-claimed"),
-                    ("early", "not-claimed"),
-                ];
-                t.expect_reason(fd, &alone);
-                t.meet("seen");
-                t.log("close", sys::close(fd));
-            },
+            |t| serve_with_option(t, SOL_SOCKET, libc::SO_ZEROCOPY),
+            call_with_option,
+        )
+        .any_path(),
+        pair(
+            "rendezvous/reasons-of-a-listeners-tcp-inq",
+            "what is said of a connection whose listener has TCP_INQ",
+            |t| serve_with_option(t, IPPROTO_TCP, TCP_INQ),
+            call_with_option,
         )
         .any_path(),
         alone(
@@ -422,4 +399,40 @@ pub fn list() -> Vec<Scenario> {
 
 fn not_started(alone: &str) -> [(&str, &str); 4] {
     [alone, "shm", "new", "switch"].map(|mode| (mode, "not-started"))
+}
+
+/// Linux 4.18.
+const TCP_INQ: i32 = 36;
+
+/// A server whose listener has an option that its connections inherit.
+fn serve_with_option(t: &Ctx, level: i32, name: i32) {
+    let listener = tcp();
+    t.log("set", sys::setopt(listener, level, name, 1));
+    sys::bind(listener, home()).expect("bind");
+    sys::listen(listener, 8).expect("listen");
+    t.publish(listener);
+    let fd = sys::accept(listener).expect("accept");
+    serve(fd, 10);
+    let option =
+        [("server-only", "socket-option"), ("shm", "socket-option"), ("early", "socket-option")];
+    t.expect_reason(fd, &option);
+    t.meet("seen");
+    t.log("eof", sys::recv(fd, &mut [0; 1], 0));
+}
+
+/// Its client: the server has the library, and does not want the connection.
+fn call_with_option(t: &Ctx) {
+    let fd = connected(t.hear_addr());
+    for _ in 0..10 {
+        send_all(fd, &answer());
+        recv_exact(fd, MESSAGE);
+    }
+    let alone = [
+        ("client-only", "listener-without-library"),
+        ("shm", "not-claimed"),
+        ("early", "not-claimed"),
+    ];
+    t.expect_reason(fd, &alone);
+    t.meet("seen");
+    t.log("close", sys::close(fd));
 }
