@@ -190,6 +190,35 @@ trace=1"
 traced no-trace-of-another-port traced "[rule r]
 port=$((PORT + 1))
 trace=0"
+# Each call is recorded (NACC_TRACE=2) in a whole process or not at all: of the connections that are
+# traced, and of no others. A rule does not ask for it.
+calls_of() { "$NETACC" trace show -p "$CLIENT_PID" 2>/dev/null | grep -cE '^ +[0-9.]+  (send|receive) offset'; }
+are_recorded() { [ "$(calls_of)" -ge 20 ]; }
+calls() { # NAME yes|no RULES
+  SERVER='' CLIENT=$3; ends
+  same "$1" 'shm none' "${SAYS[client]}"
+  if [ "$2" = yes ]; then check "$1-are" wait_for 20 are_recorded; else same "$1-are-not" 0 "$(calls_of)"; fi
+  over
+}
+calls calls-of-2-and-1 yes "NACC_TRACE=2
+[rule r]
+port=$PORT
+trace=1"
+calls calls-of-2-and-0 no "NACC_TRACE=2
+[rule r]
+port=$PORT
+trace=0"
+calls calls-of-2-and-0-elsewhere yes "NACC_TRACE=2
+[rule r]
+port=$((PORT + 1))
+trace=0"
+calls calls-of-1-and-1 no "[rule r]
+port=$PORT
+trace=1"
+printf '[netacc]\n[rule r]\nport=1\ntrace=2\n' >"$TMP/trace-2.conf"
+out=$(NACC_CONF=$TMP/trace-2.conf "$LIB_DIR/netacc_run" true 2>&1)
+same trace-2-starts-nothing 2 $?
+check trace-2-is-a-mistake grep -qF ':4: trace=2: neither 0 nor 1; valid: 0 or 1; each call: NACC_TRACE=2' <<<"$out"
 unset WAITS
 
 # A mistake: netacc_run starts nothing; the library keeps on TCP what comes to the rule.

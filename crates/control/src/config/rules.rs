@@ -260,7 +260,10 @@ impl Rule {
                 self.paths = Some(Paths::parse(text).map_err(|problem| (problem, valid()))?);
             }
             "poll" => self.poll_us = Some(microseconds(text)?),
-            "trace" => self.trace = Some(flag(text)?),
+            "trace" => {
+                let valid = "0 or 1; each call: NACC_TRACE=2, of the whole process";
+                self.trace = Some(flag(text).map_err(|(problem, _)| (problem, valid.into()))?);
+            }
             _ => return Err(("unknown key of a rule", KEYS.join(", "))),
         }
         Ok(())

@@ -143,7 +143,10 @@ fn mistakes_say_where_what_why_and_what_is_valid() {
         ("[rule r]\nNACC_LOG_LEVEL=1\naccelerate=0", "unknown key of a rule"),
         ("[rule r]\nport=1\nport=2\naccelerate=0", "/f:5: port=2: given twice"),
         ("[rule r]\nport=1", "/f:3: [rule r]: a rule that says nothing; valid: accelerate=, paths"),
-        ("[rule r]\ntrace=2", "/f:4: trace=2: neither 0 nor 1; valid: 0 or 1"),
+        (
+            "[rule r]\ntrace=2",
+            "/f:4: trace=2: neither 0 nor 1; valid: 0 or 1; each call: NACC_TRACE=2, of the whole",
+        ),
         ("[rule r]\npoll=1", "/f:4: poll=1: not a time with its unit; valid: 0, or a time to 10ms"),
         ("[rule r]\npoll=", "not a time with its unit"),
         ("[rule r]\npoll=ms", "not a time with its unit"),
