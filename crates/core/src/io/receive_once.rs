@@ -158,9 +158,9 @@ pub(super) fn ask_carrier(s: &Socket, h: &mut RxHeld<'_>, fd: c_int) -> Look {
 }
 
 /// The carrier said that it ended (0) or failed (`-errno`). What lies in the ring comes before
-/// that. Behind it one error is told, once: that the library ended the connection, or that a look for a
-/// reset found one ([`why_broken`]); else the carrier's own (`pending_error`); else what a look at
-/// the carrier has taken from it (`kept_error`).
+/// that. Behind it one error is told, once: that the library ended the connection, or that a look
+/// for a reset found one ([`why_broken`]); else the carrier's own (`pending_error`); else what a
+/// look at the carrier has taken from it (`kept_error`).
 #[cold]
 pub(super) fn carrier_ended(s: &Socket, h: &mut RxHeld<'_>, fd: c_int, r: Ret) -> Look {
     if r == 0 && s.has(flag::SHUT_RD) && !peer_has_ended(s, s.fd.load(Acquire)) {
