@@ -1,5 +1,5 @@
-//! `netacc doctor PROGRAM` of what cannot be started, or only without the library; each program is a
-//! real one.
+//! `netacc doctor PROGRAM` of what cannot be started, or only without the library; each program is
+//! a real one.
 
 mod support;
 

@@ -22,8 +22,8 @@ use netacc_ring::{Consumer, Producer, RingWords};
 
 /// Both ends have agreed: from now on the rings may be used. Runs in an application thread, at the
 /// end of its call, or in `epoll_ctl`, `connect` or `accept`. A direction in which another thread
-/// is in the kernel meanwhile, with an unknown number of bytes, stays on the carrier until that call
-/// ends (`candidate::end_call`); calls that begin from now on know both paths.
+/// is in the kernel meanwhile, with an unknown number of bytes, stays on the carrier until that
+/// call ends (`candidate::end_call`); calls that begin from now on know both paths.
 #[cold]
 #[inline(never)]
 pub(crate) fn attach(s: &'static Socket, g: u16, fd: c_int) {
