@@ -10,7 +10,7 @@
 # make apps       real programs and other people's suites, plain against accelerated: docs/manual/applications.md
 # make test-rdma  in user-mode Linux kernels with RDMA devices, one built once: tests/rdma/README.md
 # make test-fresh make demo and make test in a new, minimal Debian; needs root
-# make soak       test-fresh, test-deb and the site, then conformance, kill and stress for hours, spoilt segments and traces, tests/mix, the off-switch 1,000 times, other people's suites in full, soak-rdma, and the mutants
+# make soak       test-fresh, test-deb and the site, then conformance, kill and stress for hours, spoilt segments and traces, tests/mix, the off-switch 5,000 times, other people's suites in full, soak-rdma, and the mutants
 # make soak-rdma  500 random faults, 1 GB each way, 100,000 requests, many connections; hours
 # make starve     memory, mappings, descriptors and threads fail for the library, each in turn; an hour
 # make mutants    puts bugs into the code, one at a time: a test must fail for each; hours
@@ -111,7 +111,7 @@ soak: test-fresh test-deb site
 	NETACC_SUITES="conformance kill stress" NETACC_REPEAT=20 NETACC_KILL_ROUNDS=3000 NETACC_STRESS_OPERATIONS=20000000 tests/run-all
 	NETACC_FUZZ_ROUNDS=3000000 NETACC_FUZZ_SEED=$$(date +%s) $(CARGO) test --release -p netacc-control --test hostile
 	NETACC_LIB_DIR="$(BIN_DIR)" tests/mix
-	NETACC_LIB_DIR="$(BIN_DIR)" NETACC_OFF_TIMES=1000 tests/apps/off.sh
+	NETACC_LIB_DIR="$(BIN_DIR)" NETACC_OFF_SECONDS=60 NETACC_OFF_TIMES=5000 tests/apps/off.sh
 	NETACC_LIB_DIR="$(BIN_DIR)" tests/inject
 	NETACC_LIB_DIR="$(BIN_DIR)" tests/apps/run --all redis-suite memcached-suite cpython-suite
 	$(MAKE) bench-looks

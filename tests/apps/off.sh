@@ -1,14 +1,15 @@
 #!/usr/bin/env bash
 # The off-switch (`netacc cfg set NACC_ENABLE_RDMA_DEFAULT`), to and fro under load: no byte is
 # wrong, no client sees an error, nobody waits for ever.
-# NETACC_OFF_SECONDS: how long each load runs at least (default: 12); NETACC_OFF_TIMES: how often it
-# is off and on meanwhile, at least (default: 0).
+# NETACC_OFF_SECONDS: how long the load of threads runs (default: 6); NETACC_OFF_TIMES: how often it
+# is off and on under that of Redis (default: 1000; where one takes longer than 120 ms on average, as
+# often as it comes to).
 . "$(dirname "$0")/lib.sh"
 need_library
 command -v python3 >/dev/null || { skip all "no python3"; finish; exit; }
 CFG=("$LIB_DIR/netacc" cfg)
 APP=$(dirname "$0")/off_app.py
-SECONDS_EACH=${NETACC_OFF_SECONDS:-12} TIMES=${NETACC_OFF_TIMES:-0}
+SECONDS_EACH=${NETACC_OFF_SECONDS:-6} TIMES=${NETACC_OFF_TIMES:-1000}
 
 switch() { "${CFG[@]}" set --wait 5 NACC_ENABLE_RDMA_DEFAULT "$@" >>"$TMP/switched" 2>&1; }
 on_path() { "$SS" --path "$1" --json "$2" | grep -c '"fd"'; }
@@ -80,17 +81,17 @@ exec {IN}>&-
 if wait_for 20 grep -q '^done' "$TMP/idle"; then ok others-go-on; else fail others-go-on "$(cat "$TMP/idle.err")"; fi
 kill -CONT "$STOPPED"
 
-# toggle SECONDS PID... : off and on, in one process, in the others, in all, for so long and at
-# least $TIMES times; prints how often.
+# toggle SECONDS TIMES PID... : off and on, in one process, in the others, in all, for so long, or so
+# often; prints how often.
 toggle() {
-  local end=$((SECONDS + $1)) n=0; shift
+  local end=$((SECONDS + $1)) times=$2 n=0; shift 2
   local all; all=$(IFS=,; echo "$*")
-  while [ $SECONDS -lt $end ] || [ $n -lt "$TIMES" ]; do
-    for who in "$1" "$all" "${@: -1}" "$all"; do
-      switch 0 -p "$who"; switch 1 -p "$who"; n=$((n + 1))
-      # Long enough, now and then, for connections to be accelerated again.
-      [ $((n % 3)) = 0 ] && sleep 0.1
-    done
+  local turns=("$1" "$all" "${@: -1}" "$all")
+  while [ $SECONDS -lt $end ] && [ $n -lt "$times" ]; do
+    local who=${turns[n % 4]}
+    switch 0 -p "$who"; switch 1 -p "$who"; n=$((n + 1))
+    # Long enough, now and then, for connections to be accelerated again.
+    [ $((n % 10)) = 0 ] && sleep 0.1
   done
   echo $n
 }
@@ -104,7 +105,7 @@ become_accel python3 "$APP" client "$PORT" >"$TMP/load" 2>"$TMP/load.err" &
 LOAD=$!; PIDS+=("$LOAD")
 wait_for 20 grep -q '^[0-9]*$' "$TMP/load"
 if wait_for 20 some on_path shm "$LOAD"; then ok load-is-accelerated; else fail load-is-accelerated "$("$SS" -s sock "$LOAD")"; fi
-times=$(toggle "$SECONDS_EACH" "$SERVER" "$LOAD")
+times=$(toggle "$SECONDS_EACH" 1000000 "$SERVER" "$LOAD")
 switch 1 -p "$SERVER,$LOAD"
 if wait_for 20 some on_path shm "$LOAD"; then ok load-is-again; else fail load-is-again "$("$SS" -s sock "$LOAD")"; fi
 kill "$LOAD"
@@ -127,7 +128,7 @@ if command -v redis-server >/dev/null; then
   BENCH=$!
   wait_for 20 some on_path shm "$SERVER"
   before=$("$SS" --json "$SERVER" | tr -d ' \n' | grep -o '"shm":[0-9]*' | sed -n 2p)
-  times=$(toggle "$SECONDS_EACH" "$SERVER")
+  times=$(toggle $((TIMES * 12 / 100 + 1)) "$TIMES" "$SERVER")
   touch "$TMP/enough"
   if wait "$BENCH" && ! grep -qiE 'error|could not|closed' "$TMP/bench"; then ok redis "$times times off and on; before $before"; else
     fail redis "$(tail -n 20 "$TMP/bench")"; fi
