@@ -1,5 +1,7 @@
 """Tests of the parsers, the statistics and the tables: python3 -m unittest discover -s bench"""
 
+import importlib.machinery
+import importlib.util
 import json
 import os
 import sys
@@ -13,10 +15,27 @@ import machine
 import redis
 import table
 
+loader = importlib.machinery.SourceFileLoader("looks", str(Path(__file__).parent / "looks"))
+looks = importlib.util.module_from_spec(importlib.util.spec_from_loader("looks", loader))
+loader.exec_module(looks)
+
 CSV = '''WARNING: Could not fetch server CONFIG
 "test","rps","avg_latency_ms","min_latency_ms","p50_latency_ms","p95_latency_ms","p99_latency_ms","max_latency_ms"
 "SET","129198.97","0.712","0.160","0.703","1.183","1.711","4.255"
 '''
+
+
+class Looks(unittest.TestCase):
+    def test_a_loss_counts_beyond_what_the_rounds_differ_by(self):
+        self.assertFalse(looks.is_too_much([-0.01, -0.009, -0.01, -0.01, -0.008]))
+        self.assertTrue(looks.is_too_much([-0.021, -0.02, -0.02, -0.019, -0.022]))
+        self.assertFalse(looks.is_too_much([-0.03, 0.04, -0.02, 0.05, -0.06]), "a busy machine tells nothing")
+        self.assertTrue(looks.is_too_much([-0.3, -0.25, -0.35, -0.28, -0.4]), "unless it is much")
+        self.assertFalse(looks.is_too_much([0.02] * 5))
+
+    def test_one_round_has_no_spread(self):
+        self.assertEqual(looks.error_of([-0.005]), 0)
+        self.assertTrue(looks.is_too_much([-0.011]))
 
 
 class Parsers(unittest.TestCase):
