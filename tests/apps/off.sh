@@ -2,8 +2,8 @@
 # The off-switch (`netacc cfg set NACC_ENABLE_RDMA_DEFAULT`), to and fro under load: no byte is
 # wrong, no client sees an error, nobody waits for ever.
 # NETACC_OFF_SECONDS: how long the load of threads runs (default: 6); NETACC_OFF_TIMES: how often it
-# is off and on under that of Redis (default: 1000; where one takes longer than 120 ms on average, as
-# often as it comes to).
+# is off and on under that of Redis (default: 1000; where one takes longer than 120 ms on average,
+# as often as it comes to).
 . "$(dirname "$0")/lib.sh"
 need_library
 command -v python3 >/dev/null || { skip all "no python3"; finish; exit; }
@@ -81,8 +81,8 @@ exec {IN}>&-
 if wait_for 20 grep -q '^done' "$TMP/idle"; then ok others-go-on; else fail others-go-on "$(cat "$TMP/idle.err")"; fi
 kill -CONT "$STOPPED"
 
-# toggle SECONDS TIMES PID... : off and on, in one process, in the others, in all, for so long, or so
-# often; prints how often.
+# toggle SECONDS TIMES PID... : off and on, in one process, in the others, in all, for so long, or
+# so often; prints how often.
 toggle() {
   local end=$((SECONDS + $1)) times=$2 n=0; shift 2
   local all; all=$(IFS=,; echo "$*")

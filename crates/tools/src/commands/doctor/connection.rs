@@ -197,7 +197,10 @@ fn here(to: SocketAddr, findings: &mut Findings) {
         return;
     }
     let (pids, is_partial) = holders(&listeners);
-    let is_stopped = pids.iter().fold(false, |any, pid| stopped(*pid, to, findings) || any);
+    let mut is_stopped = false;
+    for pid in &pids {
+        is_stopped |= stopped(*pid, to, findings);
+    }
     if !is_stopped {
         hangs(&listeners, &pids, to, findings);
     }
