@@ -64,6 +64,16 @@ program lsof 'lsof -v 2>&1 | grep -c revision; lsof -p $$ | grep -c cwd'
 program redirections 'exec 5<>/dev/tcp/127.0.0.1/1 || echo refused; exec 7</dev/null 8>&1; echo eight >&8; exec 7<&- 8>&-; read -t 0 x; echo $?'
 program ldd 'ldd /bin/ls | grep -c libc.so; file /bin/ls 2>/dev/null | grep -c ELF'
 
+# A process has one first connection, and its threads begin when they come to: many servers.
+raw_clone() {
+  command -v cc >/dev/null || { skip raw-clone "no cc"; return; }
+  local accelerated
+  cc -O1 -o raw_clone "$here/raw_clone.c" && ./raw_clone || { fail raw-clone "without the library: $?"; return; }
+  accelerated=$(for _ in $(seq 30); do LD_PRELOAD=$LIB ./raw_clone || { echo "status $?"; break; }; done)
+  same raw-clone "" "$accelerated"
+}
+if wanted raw-clone; then raw_clone; fi
+
 # apt-get update reaches the network: only its status is compared, and a machine without network is
 # skipped.
 apt_get_update() {

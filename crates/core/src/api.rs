@@ -84,9 +84,14 @@ pub fn before_spawn() {
 pub fn in_vfork_child() -> bool {
     crate::process::in_vfork_child()
 }
-/// The program is about to make such a child.
+/// The program is about to make such a child, or one by a system call of its own.
 pub fn before_vfork() {
     crate::process::note_vfork();
+    await_threads();
+}
+/// The program is about to make a child for which libc does not clear its list of threads.
+pub fn await_threads() {
+    crate::thread::await_begun();
 }
 
 /// The program cancels threads (`pthread_cancel`): from now on calls that the kernel would restart

@@ -157,7 +157,7 @@ fn start_now() -> bool {
     false
 }
 
-extern "C" fn run(epoll: *mut c_void) -> *mut c_void {
+fn run(epoll: *mut c_void) -> *mut c_void {
     sys::block_all_signals();
     sys::name_thread(b"netacc-rdma\0");
     // Here, because first touching all that memory takes a third of a millisecond.

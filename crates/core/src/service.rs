@@ -771,7 +771,7 @@ fn put_up(place: &AtomicU64, advert: u64) {
     }
 }
 
-extern "C" fn run(service: *mut c_void) -> *mut c_void {
+fn run(service: *mut c_void) -> *mut c_void {
     // SAFETY: what `start` passed: a service, which lives for ever.
     let service = unsafe { &*service.cast::<Service>() };
     sys::block_all_signals();
@@ -785,7 +785,7 @@ extern "C" fn run(service: *mut c_void) -> *mut c_void {
     core::ptr::null_mut()
 }
 
-extern "C" fn run_pulls(service: *mut c_void) -> *mut c_void {
+fn run_pulls(service: *mut c_void) -> *mut c_void {
     // SAFETY: what `pull_back` passed: a service, which lives for ever.
     let service = unsafe { &*service.cast::<Service>() };
     sys::block_all_signals();

@@ -3,18 +3,63 @@
 
 use crate::{inject, process, sys};
 use core::ffi::c_void;
+use core::ptr::NonNull;
 use core::sync::atomic::{AtomicU32, Ordering::*};
 
-/// Starts a detached thread with every signal blocked, from its first instruction on.
-pub(crate) fn spawn(
-    body: extern "C" fn(*mut c_void) -> *mut c_void,
+/// How many are being made, and have not begun.
+static STARTING: AtomicU32 = AtomicU32::new(0);
+/// A child is put off for them so long at most: the machine may be that busy.
+const AWAITED_NS: i64 = 1_000_000_000;
+
+/// Starts a detached thread with every signal blocked, from its first instruction on. `body` is the
+/// name of a function.
+pub(crate) fn spawn<B: Fn(*mut c_void) -> *mut c_void + Copy>(
+    body: B,
     argument: *mut c_void,
 ) -> bool {
     make(body, argument).is_some()
 }
 
-fn make(
-    body: extern "C" fn(*mut c_void) -> *mut c_void,
+/// Waits until each thread that was started runs. A child that the program makes by a system call
+/// of its own has libc's list of threads as it stood. If one of them has not begun there, it never
+/// does, and setuid(3) or setgroups(3) in that child waits for it for ever. (fork(3) clears the
+/// list, _Fork does not.)
+pub(crate) fn await_begun() {
+    let (mut left, mut since) = (AWAITED_NS, None);
+    loop {
+        let starting = STARTING.load(Acquire);
+        if starting == 0 || left <= 0 {
+            return;
+        }
+        let since = *since.get_or_insert_with(sys::now_ns);
+        sys::futex_wait(&STARTING, starting, left, true);
+        left = AWAITED_NS - sys::now_ns().saturating_sub(since) as i64;
+    }
+}
+
+/// In a forked child, which has none of them.
+pub(crate) fn forget_starting() {
+    STARTING.store(0, Relaxed);
+}
+
+fn has_begun() {
+    if STARTING.fetch_sub(1, Release) == 1 {
+        sys::futex_wake(&STARTING, i32::MAX, true);
+    }
+}
+
+extern "C" fn begin<B: Fn(*mut c_void) -> *mut c_void + Copy>(
+    argument: *mut c_void,
+) -> *mut c_void {
+    const { assert!(size_of::<B>() == 0, "the name of a function") };
+    has_begun();
+    // SAFETY: a `B` has no bytes: it is at any address that is aligned for it.
+    let body = unsafe { NonNull::<B>::dangling().as_ref() };
+    body(argument)
+}
+
+fn make<B: Fn(*mut c_void) -> *mut c_void + Copy>(
+    _body: B,
     argument: *mut c_void,
 ) -> Option<libc::pthread_t> {
     let next = process::next_symbols()?;
@@ -24,11 +69,15 @@ fn make(
     }
     let mut thread: libc::pthread_t = 0;
     let signals = sys::hold_signals();
-    // SAFETY: pthread_create(3) with default attributes; `body` takes the argument as it is.
-    let made = unsafe { create(&mut thread, core::ptr::null(), body, argument) } == 0;
+    // (No handler of this thread's can come to wait for what it is about to make.)
+    STARTING.fetch_add(1, Relaxed);
+    // SAFETY: pthread_create(3) with default attributes; `B` takes the argument as it is.
+    let made = unsafe { create(&mut thread, core::ptr::null(), begin::<B>, argument) } == 0;
     if made {
         // SAFETY: the thread was just made and is joined by nobody.
         let _ = unsafe { detach(thread) };
+    } else {
+        has_begun();
     }
     sys::restore_signals(signals);
     made.then_some(thread)
@@ -40,7 +89,7 @@ pub(crate) fn with_thread(f: &mut dyn FnMut(libc::pthread_t)) {
     const WAITS: u32 = 0;
     const ENDS: u32 = 1;
     const IS_OVER: u32 = 2;
-    extern "C" fn run(state: *mut c_void) -> *mut c_void {
+    fn run(state: *mut c_void) -> *mut c_void {
         // SAFETY: the caller's, who waits until this is over.
         let state = unsafe { &*state.cast::<AtomicU32>() };
         while state.load(Acquire) == WAITS {

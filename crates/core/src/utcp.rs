@@ -110,7 +110,7 @@ fn start_now() -> bool {
     false
 }
 
-extern "C" fn run(_: *mut c_void) -> *mut c_void {
+fn run(_: *mut c_void) -> *mut c_void {
     sys::block_all_signals();
     sys::name_thread(b"netacc-utcp\0");
     let mut all = All { devices: Vec::new(), refused: Vec::new(), visits: 0, tables_at: 0 };

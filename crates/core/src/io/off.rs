@@ -40,7 +40,7 @@ pub(crate) fn forget() {
     AT_WORK.store(false, Relaxed);
 }
 
-extern "C" fn run(_: *mut c_void) -> *mut c_void {
+fn run(_: *mut c_void) -> *mut c_void {
     sys::block_all_signals();
     sys::name_thread(b"netacc-off\0");
     work();

@@ -192,7 +192,7 @@ pub(crate) fn hear_unread() {
     }
 }
 
-extern "C" fn run(_: *mut c_void) -> *mut c_void {
+fn run(_: *mut c_void) -> *mut c_void {
     sys::block_all_signals();
     sys::name_thread(b"netacc-look\0");
     look();

@@ -9,7 +9,8 @@
 use crate::fd_table::{self, Entry};
 use crate::socket::{self, harmless};
 use crate::{
-    adoption, agent, epoll, fast_connect, host, io, numbers, process, rights, stats, trace, wait,
+    adoption, agent, epoll, fast_connect, host, io, numbers, process, rights, stats, thread, trace,
+    wait,
 };
 
 /// A fork begins, in the thread that forks. Threads of the library's own stand still until it is
@@ -77,6 +78,7 @@ fn forget_what_was_not_counted() -> bool {
 /// It is done, in the child, which has this thread alone.
 pub(crate) fn fork_child() {
     let (parent, foreign) = process::become_child();
+    thread::forget_starting();
     forked();
     numbers::after_fork_in_child();
     if !process::started() {

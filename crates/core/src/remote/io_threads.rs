@@ -55,7 +55,7 @@ pub(super) fn forget(q: &Queue) {
     }
 }
 
-pub(super) extern "C" fn run_io(index: *mut c_void) -> *mut c_void {
+pub(super) fn run_io(index: *mut c_void) -> *mut c_void {
     let index = index as usize;
     sys::block_all_signals();
     sys::name_thread(b"netacc-io\0");

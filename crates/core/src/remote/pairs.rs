@@ -56,7 +56,7 @@ pub(super) struct Connected {
 pub(super) type Job = Box<Connected>;
 pub(super) static CONNECTED: Mutex<Vec<Job>> = Mutex::new(Vec::new());
 
-extern "C" fn run_connect(job: *mut c_void) -> *mut c_void {
+fn run_connect(job: *mut c_void) -> *mut c_void {
     sys::block_all_signals();
     sys::name_thread(b"netacc-connect\0");
     // SAFETY: what `connect` passed, for this thread alone.

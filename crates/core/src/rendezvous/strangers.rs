@@ -83,7 +83,7 @@ pub(super) fn close(control: c_int) {
     }
 }
 
-extern "C" fn run_closer(_: *mut c_void) -> *mut c_void {
+fn run_closer(_: *mut c_void) -> *mut c_void {
     sys::block_all_signals();
     sys::name_thread(b"netacc-close\0");
     loop {
@@ -270,7 +270,7 @@ fn with_descriptor(got: Received, fd: c_int) -> Received {
     }
 }
 
-extern "C" fn run_courier(errand: *mut c_void) -> *mut c_void {
+fn run_courier(errand: *mut c_void) -> *mut c_void {
     // SAFETY: what `fetch` passed: one of a static list.
     let e = unsafe { &*errand.cast::<Errand>() };
     sys::block_all_signals();

@@ -208,6 +208,7 @@ hook! {
     /// `_Fork(3)`: a fork that runs no handlers, for signal handlers; the library's own can run
     /// there.
     unchecked fn _Fork() -> pid_t |next| {
+        api::await_threads();
         init::fork_prepare();
         let pid = next();
         match pid {

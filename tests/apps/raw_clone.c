@@ -1,0 +1,36 @@
+/* A server that makes a child by a system call of its own for its first connection, as vsftpd does;
+ * the child sets its group, for which libc goes through its list of threads, then answers. Status
+ * 0: the client has its answer. What hangs is ended after ten seconds. */
+#define _GNU_SOURCE
+#include <arpa/inet.h>
+#include <netinet/in.h>
+#include <signal.h>
+#include <sys/socket.h>
+#include <sys/syscall.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+int main(void) {
+  struct sockaddr_in a = {.sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
+  socklen_t size = sizeof a;
+  int listener = socket(AF_INET, SOCK_STREAM, 0), status = 1;
+  if (bind(listener, (void *)&a, size) || listen(listener, 1) || getsockname(listener, (void *)&a, &size)) return 2;
+  if (fork() == 0) {
+    char answer;
+    alarm(10);
+    int c = socket(AF_INET, SOCK_STREAM, 0);
+    if (connect(c, (void *)&a, size) || read(c, &answer, 1) != 1) _exit(1);
+    _exit(0);
+  }
+  int c = accept(listener, 0, 0);
+  long child = syscall(SYS_clone, SIGCHLD, 0, 0, 0, 0);
+  if (child == 0) {
+    alarm(10);
+    if (setgid(getgid()) || write(c, "x", 1) != 1) _exit(1);
+    _exit(0);
+  }
+  close(c);
+  for (int n = 0; n < 2; n++)
+    if (wait(&status) < 0 || status) return 1;
+  return 0;
+}
