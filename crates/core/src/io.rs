@@ -116,7 +116,7 @@ pub(crate) use reset::{
 use send::{send_attached, send_one};
 pub(crate) use shutdown::shutdown;
 pub(crate) use waits::{carrier_is_due, carrier_was_asked, interrupted};
-pub(crate) use waits_seen::{CLOCK_CALLS, on_polled};
+pub(crate) use waits_seen::{CLOCK_CALLS, on_waited_for};
 pub(crate) use watch::{
     forget as forget_watch, has_fired, hear_unread, look_at_unread, look_at_unread_here,
 };

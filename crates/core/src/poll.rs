@@ -91,7 +91,7 @@ fn is_coming(s: &Socket) -> bool {
 fn is_ours(fd: c_int, waits: bool) -> bool {
     match fd_table::get(fd) {
         Entry::Socket(s, _) if is_coming(s) => {
-            io::on_polled(s);
+            io::on_waited_for(s);
             waits
         }
         Entry::Socket(s, _) => s.is(State::Attached),

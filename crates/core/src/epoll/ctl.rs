@@ -285,7 +285,13 @@ fn ctl_candidate(
     }
     if !adds {
         match (op, here) {
-            (libc::EPOLL_CTL_DEL, Some(i)) if r == 0 => take_record_out(e, &mut inner, i),
+            (libc::EPOLL_CTL_DEL, Some(i)) if r == 0 => {
+                // (Some, as Apache, take it out before they read, and then put it in again.)
+                if e.waited.load(Relaxed) {
+                    io::on_waited_for(s);
+                }
+                take_record_out(e, &mut inner, i);
+            }
             (libc::EPOLL_CTL_MOD, Some(i)) if r == 0 => {
                 if let Some(item) = inner.item(i) {
                     (item.events, item.data) = (ev.events, ev.u64);

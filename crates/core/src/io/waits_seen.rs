@@ -44,9 +44,9 @@ pub(super) fn waits_seen(s: &Socket, fd: c_int, call_flags: c_int, calls: u32) -
     seen
 }
 
-/// A candidate is named in a poll or select. (Waiting for its connect says nothing of the time
-/// after that.)
-pub(crate) fn on_polled(s: &Socket) {
+/// A candidate is named in a poll or select, or taken out of an epoll set for which somebody has
+/// waited. (Waiting for its connect says nothing of the time after that.)
+pub(crate) fn on_waited_for(s: &Socket) {
     if !s.has(flag::WAITS_SEEN) && (s.tx_bytes.load(Relaxed) != 0 || s.rx_bytes.load(Relaxed) != 0)
     {
         s.raise(flag::WAITS_SEEN);

@@ -126,7 +126,7 @@ impl Waited<'_> {
     /// True: it is a candidate, and stays one.
     pub(super) fn add(&mut self, s: &'static Socket) -> bool {
         let generation = s.generation.load(Acquire);
-        io::on_polled(s);
+        io::on_waited_for(s);
         if !s.count_poller(generation, |n| n.wrapping_add(1)) {
             return false;
         }
