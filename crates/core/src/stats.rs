@@ -180,10 +180,13 @@ pub(crate) fn open(fd: i32, reason: Reason) -> *mut ConnRecord {
     r as *const ConnRecord as *mut ConnRecord
 }
 
-/// The record's connection is this process's no more. Once for each [`open`], and not in a forked
-/// child.
+/// The record's connection is this process's no more: what it has moved is the process's. Once for
+/// each [`open`], and not in a forked child.
 pub(crate) fn close(r: &'static ConnRecord) {
+    // In this order: who reads the counters first, and then the records, never counts one twice
+    // (`Snapshot::totals`). And before another connection has the record.
     r.close();
+    add_moved(r);
     let all = records().as_ptr_range();
     if all.contains(&(r as *const ConnRecord)) {
         // SAFETY: both point into the same mapping, of whole records.
@@ -241,32 +244,21 @@ pub(crate) fn place_reason(r: &ConnRecord, why: Reason) {
     }
 }
 
-/// A connection ends: its bytes are added to the process's.
-pub(crate) fn add_bytes(r: &ConnRecord) {
+/// What a connection has moved is added to the process's, behind all that was stored before.
+fn add_moved(r: &ConnRecord) {
     let Some(h) = header() else { return };
-    let of = |words: &[core::sync::atomic::AtomicU64; 4], p: Path| {
-        words.get(p as usize).map_or(0, |w| w.load(Relaxed))
-    };
-    for (tx, rx, path) in [
-        (Counter::TcpBytesTx, Counter::TcpBytesRx, Path::Tcp),
-        (Counter::ShmBytesTx, Counter::ShmBytesRx, Path::Shm),
-        (Counter::RdmaBytesTx, Counter::RdmaBytesRx, Path::Rdma),
-        (Counter::UtcpBytesTx, Counter::UtcpBytesRx, Path::Utcp),
-    ] {
-        for (counter, n) in [(tx, of(&r.tx_bytes, path)), (rx, of(&r.rx_bytes, path))] {
-            if n != 0 {
-                h.add(counter, n);
-            }
-        }
-    }
-    for (counter, n) in
-        [(Counter::MessagesTx, &r.tx_messages), (Counter::MessagesRx, &r.rx_messages)]
-    {
+    let add = |counter: Counter, n: &AtomicU64| {
         let n = n.load(Relaxed);
-        if n != 0 {
-            h.add(counter, n);
+        if let Some(sum) = h.counters.get(counter as usize).filter(|_| n != 0) {
+            sum.fetch_add(n, Release);
         }
+    };
+    for (path, (tx, rx)) in Path::ALL.into_iter().zip(r.tx_bytes.iter().zip(&r.rx_bytes)) {
+        add(Counter::bytes_tx(path), tx);
+        add(Counter::bytes_rx(path), rx);
     }
+    add(Counter::MessagesTx, &r.tx_messages);
+    add(Counter::MessagesRx, &r.rx_messages);
 }
 
 /// A connection on `path` is gone.
@@ -315,6 +307,43 @@ mod tests {
         let h = header().unwrap();
         assert!(h.conn_high_water.load(Relaxed) < OTHERS);
         assert_eq!(h.counter(Counter::RecordsExhausted), 0);
+    }
+
+    /// As the tools do: the counters first, then the records.
+    fn moved_by_all() -> u64 {
+        let h = header().unwrap();
+        let ended = h.counter(Counter::UtcpBytesRx);
+        core::sync::atomic::fence(Acquire);
+        let used = h.conn_high_water.load(Relaxed) as usize;
+        records().iter().take(used).fold(ended, |sum, r| {
+            let is_open = r.is_open();
+            sum + if is_open { r.rx_bytes[Path::Utcp as usize].load(Relaxed) } else { 0 }
+        })
+    }
+
+    #[test]
+    fn what_a_connection_has_moved_never_counts_twice() {
+        crate::testing::init();
+        const EACH: u64 = 1 << 20;
+        const ALL: u64 = 3000;
+        let moved = AtomicU64::new(0);
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                for n in 1..=ALL {
+                    let r = open_one();
+                    // (It is said before: what is seen is never more.)
+                    moved.store(n * EACH, Release);
+                    r.add_rx(Path::Utcp, EACH);
+                    close(r);
+                }
+            });
+            let mut seen = 0;
+            while seen < ALL * EACH {
+                seen = moved_by_all();
+                assert!(seen <= moved.load(Acquire), "{seen} of {ALL} times {EACH}");
+            }
+        });
+        assert_eq!(moved_by_all(), ALL * EACH, "and nothing is lost");
     }
 
     #[test]

@@ -7,10 +7,8 @@ use crate::latencies::Looks;
 use crate::memory::{self, Mappings};
 use crate::processes::Found;
 use crate::segment::Process;
-use crate::show::{
-    accelerated_total, bytes_by_path, connections_total, reason_name, reasons, version,
-};
-use netacc_control::stats::{Counter as Count, Path};
+use crate::show::{accelerated_total, connections_total, reason_name, reasons, totals, version};
+use netacc_control::stats::{COUNTERS, Counter as Count, Path};
 use netacc_control::trace::{Latency, Times};
 use prometheus_client::encoding::{EncodeMetric, MetricEncoder, NoLabelSet, prometheus_text, text};
 use prometheus_client::metrics::counter::Counter;
@@ -44,8 +42,8 @@ impl Format {
 
 type Labels = Vec<(&'static str, String)>;
 
-/// Bytes sent and received by a path, of one process: its number, when its library began, the path.
-type Sums = HashMap<(u32, u64, Path), (u64, u64)>;
+/// The counters of a process, by its number and when its library began.
+type Sums = HashMap<(u32, u64), [u64; COUNTERS]>;
 
 /// Of a process, by its number and when its library began: when it was asked, and what it had.
 type Mapped = HashMap<(u32, u64), (Instant, Vec<Mappings>)>;
@@ -56,8 +54,9 @@ const MAPPED_FOR: Duration = Duration::from_secs(10);
 /// What was said before.
 #[derive(Debug, Default)]
 pub struct Past {
-    /// The bytes of a connection that ends while it is read may be missing once, and a counter that
-    /// falls would be taken for one that began anew.
+    /// What a connection has moved that ends while it is read is missing once (`Snapshot::totals`),
+    /// and a counter that falls would be taken for one that began anew. Nothing ever counts twice:
+    /// the highest that was seen is never too high.
     sums: Sums,
     mapped: Mapped,
     latencies: Looks,
@@ -87,11 +86,22 @@ impl Past {
         self.latencies.at(all)
     }
 
-    fn at_least(&mut self, key: (u32, u64, Path), is: (u64, u64), now: &mut Sums) -> (u64, u64) {
-        let was = self.sums.get(&key).copied().unwrap_or_default();
-        let sums = (is.0.max(was.0), is.1.max(was.1));
-        now.insert(key, sums);
-        sums
+    /// The counters of these processes, in their order; none is less than it was.
+    fn totals(&mut self, all: &[&Process]) -> Vec<[u64; COUNTERS]> {
+        let mut now = Sums::new();
+        let mut found = Vec::new();
+        for process in all {
+            let key = (process.pid, process.header.started_unix_ns);
+            let mut sums = totals(process);
+            if let Some(before) = self.sums.get(&key) {
+                sums.iter_mut().zip(before).for_each(|(is, was)| *is = (*is).max(*was));
+            }
+            now.insert(key, sums);
+            found.push(sums);
+        }
+        // Of processes that are gone nothing is kept.
+        self.sums = now;
+        found
     }
 }
 
@@ -151,10 +161,11 @@ fn registry(found: &[Found], not_permitted: usize, past: &mut Past) -> Registry 
     let all: Vec<&Process> = found.iter().filter_map(|f| f.process.as_ref().ok()).collect();
     about(&mut families, &all);
     connections(&mut families, &all);
-    bytes(&mut families, &all, past);
+    let totals = past.totals(&all);
+    bytes(&mut families, &all, &totals);
     mapped(&mut families, &all, past);
     latencies(&mut families, &all, past);
-    counters(&mut families, &all);
+    counters(&mut families, &all, &totals);
     registry
 }
 
@@ -215,21 +226,20 @@ fn connections(families: &mut Families<'_>, all: &[&Process]) {
     }
 }
 
-fn bytes(families: &mut Families<'_>, all: &[&Process], past: &mut Past) {
+fn bytes(families: &mut Families<'_>, all: &[&Process], totals: &[[u64; COUNTERS]]) {
     let sent = families.counter("sent_bytes", "Bytes sent, by path");
     let received = families.counter("received_bytes", "Bytes received, by path");
-    let mut now = Sums::new();
-    for process in all {
-        for (path, is) in Path::ALL.into_iter().zip(bytes_by_path(process)) {
-            let key = (process.pid, process.header.started_unix_ns, path);
-            let (tx, rx) = past.at_least(key, is, &mut now);
+    for (process, totals) in all.iter().zip(totals) {
+        for path in Path::ALL {
             let at = labels(process, &[("path", path.name().to_owned())]);
-            count(&sent, at.clone(), tx);
-            count(&received, at, rx);
+            count(&sent, at.clone(), of(totals, Count::bytes_tx(path)));
+            count(&received, at, of(totals, Count::bytes_rx(path)));
         }
     }
-    // Of processes that are gone nothing is kept.
-    past.sums = now;
+}
+
+fn of(totals: &[u64; COUNTERS], counter: Count) -> u64 {
+    totals.get(counter as usize).copied().unwrap_or(0)
 }
 
 fn mapped(families: &mut Families<'_>, all: &[&Process], past: &mut Past) {
@@ -305,17 +315,15 @@ fn latencies(families: &mut Families<'_>, all: &[&Process], past: &mut Past) {
     }
 }
 
-/// Each counter of the library but for the bytes, which are counted with those of open
-/// connections.
-fn counters(families: &mut Families<'_>, all: &[&Process]) {
+/// Each counter of the library but for the bytes, which have metrics of their own, by path.
+fn counters(families: &mut Families<'_>, all: &[&Process], totals: &[[u64; COUNTERS]]) {
     let is_of_bytes = |counter: Count| {
         Path::ALL.iter().any(|p| [Count::bytes_tx(*p), Count::bytes_rx(*p)].contains(&counter))
     };
     for counter in Count::ALL.iter().copied().filter(|counter| !is_of_bytes(*counter)) {
         let family = families.counter(counter.name(), counter.doc());
-        for process in all {
-            let value = process.header.counters.get(counter as usize).copied().unwrap_or(0);
-            count(&family, labels(process, &[]), value);
+        for (process, totals) in all.iter().zip(totals) {
+            count(&family, labels(process, &[]), of(totals, counter));
         }
     }
 }

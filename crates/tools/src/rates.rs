@@ -4,7 +4,7 @@ use crate::segment::Process;
 use crate::selection::{Selection, sum};
 use crate::show::{
     Section, View, accelerated_total, address, bytes_by_path, connections_total, one_line,
-    path_name, reason_name, share, size, title, uncounted, way,
+    path_name, reason_name, share, size, title, totals, uncounted, way,
 };
 use crate::table::Table;
 use crate::terminal;
@@ -123,8 +123,8 @@ impl Change<'_> {
     }
 
     fn counters(&self) -> impl Iterator<Item = (&'static Counter, u64)> {
-        let counts = self.after.header.counters.iter().zip(&self.before.header.counters);
-        let changes = counts.map(|(is, was)| is.saturating_sub(*was));
+        let counts = totals(self.after).into_iter().zip(totals(self.before));
+        let changes = counts.map(|(is, was)| is.saturating_sub(was));
         Counter::ALL.iter().zip(changes).filter(|(_, change)| *change != 0)
     }
 }

@@ -9,7 +9,7 @@ use crate::table::Table;
 use crate::terminal::{self, COLUMNS};
 use netacc_control::config::parse_rendered;
 use netacc_control::stats::{
-    Channel, ChannelState, Connection, Counter, Path, REASON_SLOTS, Reason,
+    COUNTERS, Channel, ChannelState, Connection, Counter, Path, REASON_SLOTS, Reason,
 };
 use serde_json::{Map, Value, json};
 use std::fmt::Write as _;
@@ -135,7 +135,8 @@ pub(crate) fn section_text(process: &Process, section: Section, view: &View<'_>)
 fn counts_json(process: &Process) -> Value {
     let header = &process.header;
     let (tx_bytes, rx_bytes): (Vec<u64>, Vec<u64>) = bytes_by_path(process).into_iter().unzip();
-    let (tx_messages, rx_messages) = header.messages(&process.connections);
+    let totals = totals(process);
+    let messages = |counter: Counter| totals.get(counter as usize);
     let all: Vec<_> = reasons(process).collect();
     let ever = all.iter().filter(|(_, _, total)| *total != 0);
     let reasons: Map<String, Value> =
@@ -145,7 +146,7 @@ fn counts_json(process: &Process) -> Value {
         open.map(|(code, open, _)| (reason_name(*code), json!(open))).collect();
     let counters: Map<String, Value> = Counter::ALL
         .iter()
-        .zip(header.counters)
+        .zip(totals)
         .map(|(counter, value)| (counter.name().to_owned(), json!(value)))
         .collect();
     json!({
@@ -159,8 +160,8 @@ fn counts_json(process: &Process) -> Value {
         "total": by_path(&header.total_by_path),
         "tx_bytes": by_path(&tx_bytes),
         "rx_bytes": by_path(&rx_bytes),
-        "tx_messages": tx_messages,
-        "rx_messages": rx_messages,
+        "tx_messages": messages(Counter::MessagesTx),
+        "rx_messages": messages(Counter::MessagesRx),
         "reasons": reasons,
         "open_reasons": open_reasons,
         "counters": counters,
@@ -271,7 +272,9 @@ fn counts_text(process: &Process, view: &View<'_>) -> String {
         ]);
     }
     out += &paths.render(view.fits());
-    let (tx, rx) = header.messages(&process.connections);
+    let totals = totals(process);
+    let messages = |counter: Counter| totals.get(counter as usize).copied().unwrap_or(0);
+    let (tx, rx) = (messages(Counter::MessagesTx), messages(Counter::MessagesRx));
     let _ = writeln!(out, "\nMessages: {tx} sent, {rx} received");
 
     out.push('\n');
@@ -280,7 +283,7 @@ fn counts_text(process: &Process, view: &View<'_>) -> String {
     let mut hidden = 0;
     for (heading, is_rdma) in [("Counter", false), ("RDMA counter", true)] {
         let mut table = Table::new(&[heading, ">Value"]);
-        let counters = Counter::ALL.iter().zip(header.counters);
+        let counters = Counter::ALL.iter().zip(totals);
         for (counter, value) in counters.filter(|(counter, _)| counter.is_rdma() == is_rdma) {
             if value == 0 && !view.is_wide {
                 hidden += 1;
@@ -637,7 +640,14 @@ pub(crate) fn accelerated_total(process: &Process) -> u64 {
 
 /// Bytes sent and received on each path, also by the connections that are open.
 pub(crate) fn bytes_by_path(process: &Process) -> [(u64, u64); Path::ALL.len()] {
-    process.header.bytes(&process.connections)
+    let totals = totals(process);
+    let of = |counter: Counter| totals.get(counter as usize).copied().unwrap_or(0);
+    Path::ALL.map(|path| (of(Counter::bytes_tx(path)), of(Counter::bytes_rx(path))))
+}
+
+/// Every counter, by code, with what the open connections have moved.
+pub(crate) fn totals(process: &Process) -> [u64; COUNTERS] {
+    process.header.totals(&process.connections)
 }
 
 /// Memory of all channels on a path.

@@ -3,12 +3,12 @@
 mod support;
 
 use netacc_control::stats::{
-    CONNS_OFFSET, Counter, Header, MAGIC, MEMFD_NAME, Path, Reason, VERSION,
+    CONNS_OFFSET, ConnRecord, Counter, Header, MAGIC, MEMFD_NAME, Path, Reason, VERSION,
 };
 use rustix::fs::{MemfdFlags, memfd_create};
 use std::fs::{self, File};
 use std::io::{BufRead, BufReader, Read, Write};
-use std::mem::offset_of;
+use std::mem::{offset_of, size_of};
 use std::net::TcpStream;
 use std::os::unix::fs::FileExt;
 use std::os::unix::net::UnixStream;
@@ -204,6 +204,42 @@ fn it_is_served_on_loopback() {
     let json = server.get("/processes.json", "");
     let own = format!("\"pid\":{}", std::process::id());
     assert!(json.split("\r\n\r\n").nth(1).unwrap().contains(&own), "{json}");
+}
+
+#[test]
+fn counters_have_open_connections_and_never_fall() {
+    let file = segment();
+    let word = |at: usize, value: u64| file.write_all_at(&value.to_ne_bytes(), at as u64).unwrap();
+    let counter = |counter: Counter| offset_of!(Header, counters) + 8 * counter as usize;
+    let record = |field: usize| CONNS_OFFSET + field;
+    // (Of all segments of this process the newest one counts, for the other tests as well.)
+    word(offset_of!(Header, started_unix_ns), 1);
+    file.set_len((CONNS_OFFSET + size_of::<ConnRecord>()) as u64).unwrap();
+    word(record(offset_of!(ConnRecord, tx_messages)), 11);
+    word(record(offset_of!(ConnRecord, rx_messages)), 22);
+    word(record(offset_of!(ConnRecord, rx_bytes)), 333);
+    word(record(offset_of!(ConnRecord, state)), 1);
+    word(counter(Counter::MessagesTx), 100);
+    word(offset_of!(Header, conn_capacity), 1 | 1 << 32);
+    let server = Server::new(&["--listen", "127.0.0.1:0"]);
+    let seen = || {
+        let text = server.get("/metrics", "");
+        [
+            value(&text, &["netacc_messages_tx_total{"]),
+            value(&text, &["netacc_messages_rx_total{"]),
+            value(&text, &["netacc_received_bytes_total{", "path=\"tcp\""]),
+        ]
+    };
+    assert_eq!(seen(), [Some(111.0), Some(22.0), Some(333.0)]);
+    // It ends, and is not counted yet.
+    word(record(offset_of!(ConnRecord, state)), 0);
+    assert_eq!(seen(), [Some(111.0), Some(22.0), Some(333.0)]);
+    word(counter(Counter::MessagesTx), 111);
+    word(counter(Counter::MessagesRx), 22);
+    word(counter(Counter::TcpBytesRx), 333);
+    assert_eq!(seen(), [Some(111.0), Some(22.0), Some(333.0)]);
+    word(counter(Counter::MessagesRx), 23);
+    assert_eq!(seen(), [Some(111.0), Some(23.0), Some(333.0)]);
 }
 
 #[test]

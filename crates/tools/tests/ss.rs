@@ -57,6 +57,18 @@ fn json_is_as_agreed() {
     assert_eq!(cnt["rx_bytes"], json!({"tcp": 20, "shm": 2 + 2000, "rdma": 400 + 4000, "utcp": 0}));
     assert_eq!((&cnt["tx_messages"], &cnt["rx_messages"]), (&json!(111), &json!(22)));
     assert_eq!(cnt["counters"]["rdma_pairs_created"], json!(3));
+    for (counter, total) in [
+        ("shm_bytes_tx", 1000),
+        ("shm_bytes_rx", 2 + 2000),
+        ("tcp_bytes_tx", 1 + 10),
+        ("tcp_bytes_rx", 20),
+        ("rdma_bytes_tx", 300 + 3000),
+        ("rdma_bytes_rx", 400 + 4000),
+        ("messages_tx", 100 + 11),
+        ("messages_rx", 22),
+    ] {
+        assert_eq!(cnt["counters"][counter], json!(total), "{counter}");
+    }
     assert_eq!(cnt["reasons"], json!({"none": 6, "peer-without-library": 3, "unknown-60": 1}));
     assert_eq!(cnt["open_reasons"], json!({"none": 1, "peer-remote": 1, "rdma-lost": 1}));
     assert_eq!(cnt["counters"]["accepted"], json!(10));
@@ -213,7 +225,7 @@ fn tables_say_the_same() {
         "{short}"
     );
     assert!(short.contains("\nMessages: 111 sent, 22 received\n"), "{short}");
-    let zero = Counter::ALL.len() - 8;
+    let zero = Counter::ALL.len() - 11;
     assert!(
         short.ends_with(&format!("\n{zero} more counters are 0: --wide shows them\n")),
         "{short}"
@@ -658,7 +670,7 @@ fn what_has_changed_is_shown_and_how_fast() {
     segment.u64(CONNS_OFFSET + offset_of!(ConnRecord, tx_bytes) + 8, 1000 + 5000);
     segment.u64(offset_of!(Header, reasons) + 8 * Reason::PeerWithoutLibrary as usize, 2);
     // (A turn may have come in between; each change is in one turn alone.)
-    let mut left = vec!["new", "wakeups", "bytes", "reason"];
+    let mut left = vec!["new", "wakeups", "counted", "bytes", "reason"];
     while !left.is_empty() {
         let turn = watched.turn();
         let cnt = &turn["cnt"];
@@ -668,9 +680,13 @@ fn what_has_changed_is_shown_and_how_fast() {
             assert_eq!(cnt["new"], json!({"tcp": 0, "shm": 20, "rdma": 0, "utcp": 0}));
             seen("new");
         }
-        if cnt["counters"] != json!({}) {
-            assert_eq!(cnt["counters"], json!({"wakeups": 50}));
-            seen("wakeups");
+        let counters = cnt["counters"].as_object().unwrap();
+        for (name, change) in counters {
+            // Of an open connection, too.
+            let changes = [("wakeups", "wakeups", 50), ("shm_bytes_tx", "counted", 5000)];
+            let (_, what, by) = changes.into_iter().find(|(of, ..)| of == name).unwrap();
+            assert_eq!(*change, json!(by), "{name}");
+            seen(what);
         }
         if cnt["reasons"] != json!({}) {
             assert_eq!(cnt["reasons"], json!({"peer-without-library": -1}));

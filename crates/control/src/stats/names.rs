@@ -41,10 +41,10 @@ counters! {
     OffersRefused "offers_refused" "Offers that were refused, by this process or by a peer.";
     AuthFailures "auth_failures" "Peers that could not prove that they hold the other end of the connection.";
     PeerCorrupt "peer_corrupt" "Violations of the protocol found in memory shared with a peer.";
-    ShmBytesTx "shm_bytes_tx" "Bytes that connections which have ended sent through shared memory.";
-    ShmBytesRx "shm_bytes_rx" "Bytes that connections which have ended received through shared memory.";
-    TcpBytesTx "tcp_bytes_tx" "Bytes that connections which have ended sent through TCP, of those that the library follows.";
-    TcpBytesRx "tcp_bytes_rx" "Bytes that connections which have ended received through TCP, of those that the library follows.";
+    ShmBytesTx "shm_bytes_tx" "Bytes sent through shared memory, by connections open and ended.";
+    ShmBytesRx "shm_bytes_rx" "Bytes received through shared memory, by connections open and ended.";
+    TcpBytesTx "tcp_bytes_tx" "Bytes sent through TCP, by connections open and ended that the library follows.";
+    TcpBytesRx "tcp_bytes_rx" "Bytes received through TCP, by connections open and ended that the library follows.";
     ChannelsOpened "channels_opened" "Channels made to other processes.";
     ChannelsClosed "channels_closed" "Channels closed.";
     ChannelsFailed "channels_failed" "Channels given up because the peer died or broke the rules.";
@@ -54,8 +54,8 @@ counters! {
     EpollCtlSaved "epoll_ctl_saved" "Calls of epoll_ctl that needed no system call.";
     Forks "forks" "Forks of the process.";
     LogLinesDropped "log_lines_dropped" "Log messages that could not be written.";
-    RdmaBytesTx "rdma_bytes_tx" "Bytes that connections which have ended sent through RDMA.";
-    RdmaBytesRx "rdma_bytes_rx" "Bytes that connections which have ended received through RDMA.";
+    RdmaBytesTx "rdma_bytes_tx" "Bytes sent through RDMA, by connections open and ended.";
+    RdmaBytesRx "rdma_bytes_rx" "Bytes received through RDMA, by connections open and ended.";
     RdmaLinks "rdma_links" "Agreements made with processes of other hosts.";
     RdmaPairsCreated "rdma_pairs_created" "Queue pairs created.";
     RdmaPairsLost "rdma_pairs_lost" "Queue pairs lost: an error, a link that went down, or a peer that died.";
@@ -76,10 +76,10 @@ counters! {
     KernelLooks "kernel_looks" "Looks at the kernel's sockets, beyond the first, that waits made instead of sleeping.";
     LooksWon "looks_won" "Waits in which such a look found what it waited for.";
     LooksLost "looks_lost" "Waits in which such looks were in vain and the thread slept after all.";
-    MessagesTx "messages_tx" "Calls in which connections which have ended have sent something, of those that the library follows.";
-    MessagesRx "messages_rx" "Calls in which connections which have ended have received something, of those that the library follows.";
-    UtcpBytesTx "utcp_bytes_tx" "Bytes that connections which have ended sent by TCP in user space.";
-    UtcpBytesRx "utcp_bytes_rx" "Bytes that connections which have ended received by TCP in user space.";
+    MessagesTx "messages_tx" "Calls that have sent something, on connections open and ended that the library follows.";
+    MessagesRx "messages_rx" "Calls that have received something, on connections open and ended that the library follows.";
+    UtcpBytesTx "utcp_bytes_tx" "Bytes sent by TCP in user space, by connections open and ended.";
+    UtcpBytesRx "utcp_bytes_rx" "Bytes received by TCP in user space, by connections open and ended.";
     UtcpTakenOut "utcp_taken_out" "Connections that were taken out of the kernel (utcp).";
     UtcpGivenBack "utcp_given_back" "Connections that were given back to the kernel (utcp).";
     UtcpLost "utcp_lost" "Connections that the kernel would not have back, and that were reset (utcp).";
@@ -247,7 +247,8 @@ impl Counter {
         self.name().starts_with("rdma_")
     }
 
-    /// The counter of the bytes that connections which have ended sent on that path.
+    /// The counter of the bytes sent on that path. The segment has those of connections that have
+    /// ended: `Snapshot::totals` adds those of the open ones.
     pub const fn bytes_tx(path: Path) -> Counter {
         match path {
             Path::Tcp => Counter::TcpBytesTx,
@@ -257,7 +258,7 @@ impl Counter {
         }
     }
 
-    /// The counter of the bytes that connections which have ended received on that path.
+    /// The counter of the bytes received on that path: as [`Counter::bytes_tx`].
     pub const fn bytes_rx(path: Path) -> Counter {
         match path {
             Path::Tcp => Counter::TcpBytesRx,

@@ -5,9 +5,9 @@
 //! needed. The writer is not trusted: every length is checked, every code may be unknown.
 
 use super::{
-    CHANNEL_SLOTS, CONFIG_BYTES, CONNS_OFFSET, COUNTER_SLOTS, ChannelRecord, ConnRecord, Counter,
-    Header, MAGIC, PATH_SLOTS, Path, REASON_SLOTS, RECORD_OPEN, REMOTE_SLOTS, Rings, UNCOUNTED,
-    VERSION, unpack_ip,
+    CHANNEL_SLOTS, CONFIG_BYTES, CONNS_OFFSET, COUNTER_SLOTS, COUNTERS, ChannelRecord, ConnRecord,
+    Counter, Header, MAGIC, PATH_SLOTS, Path, REASON_SLOTS, RECORD_OPEN, REMOTE_SLOTS, Rings,
+    UNCOUNTED, VERSION, unpack_ip,
 };
 use alloc::string::String;
 use alloc::vec::Vec;
@@ -187,28 +187,29 @@ impl Snapshot {
         self.answer != 0 && self.answer & 0xff == 0
     }
 
-    /// Bytes sent and received on each path, by the connections that have ended and those given,
-    /// which are open.
-    pub fn bytes(&self, open: &[Connection]) -> [(u64, u64); Path::ALL.len()] {
-        let ended = |counter: Counter| self.counters.get(counter as usize).copied().unwrap_or(0);
-        let mut all = Path::ALL.map(|p| (ended(Counter::bytes_tx(p)), ended(Counter::bytes_rx(p))));
-        for connection in open {
-            let more = connection.tx_bytes.iter().zip(&connection.rx_bytes);
-            for ((tx, rx), (more_tx, more_rx)) in all.iter_mut().zip(more) {
-                (*tx, *rx) = (tx.saturating_add(*more_tx), rx.saturating_add(*more_rx));
+    /// Every counter, by code, with what the given connections, which are open, have moved: the
+    /// segment counts that of connections that have ended. Never more than there has been, if the
+    /// records were read behind this header (`ConnRecord::close` comes first, and what it counts
+    /// for behind it). What a connection has moved that ends between the two is missing this once.
+    pub fn totals(&self, open: &[Connection]) -> [u64; COUNTERS] {
+        let mut all =
+            core::array::from_fn(|code| self.counters.get(code).copied().unwrap_or_default());
+        let mut add = |counter: Counter, more: u64| {
+            if let Some(sum) = all.get_mut(counter as usize) {
+                *sum = u64::saturating_add(*sum, more);
             }
+        };
+        for connection in open {
+            for (path, (tx, rx)) in
+                Path::ALL.into_iter().zip(connection.tx_bytes.iter().zip(&connection.rx_bytes))
+            {
+                add(Counter::bytes_tx(path), *tx);
+                add(Counter::bytes_rx(path), *rx);
+            }
+            add(Counter::MessagesTx, connection.tx_messages);
+            add(Counter::MessagesRx, connection.rx_messages);
         }
         all
-    }
-
-    /// Calls of the connections that have ended and of those given, which are open, that have sent
-    /// something, and received something.
-    pub fn messages(&self, open: &[Connection]) -> (u64, u64) {
-        let ended = |counter: Counter| self.counters.get(counter as usize).copied().unwrap_or(0);
-        let all = (ended(Counter::MessagesTx), ended(Counter::MessagesRx));
-        open.iter().fold(all, |(tx, rx), c| {
-            (tx.saturating_add(c.tx_messages), rx.saturating_add(c.rx_messages))
-        })
     }
 
     /// How many bytes of connection records follow the header that are worth reading.

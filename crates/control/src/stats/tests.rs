@@ -312,7 +312,47 @@ fn garbage_is_refused_or_read_without_harm() {
     let connections: Vec<Connection> = Connection::read_all(&record).collect();
     assert_eq!(connections.len(), 1);
     assert_eq!(connections[0].local, None);
-    assert_eq!(snapshot.bytes(&connections), [(u64::MAX, u64::MAX); Path::ALL.len()]);
+    assert_eq!(snapshot.totals(&connections), [u64::MAX; COUNTERS]);
+}
+
+#[test]
+fn totals_are_of_open_connections_too() {
+    let mut bytes = vec![0; CONNS_OFFSET];
+    let put = |bytes: &mut [u8], at: usize, n: u64| {
+        bytes[at..at + 8].copy_from_slice(&n.to_ne_bytes());
+    };
+    put(&mut bytes, offset_of!(Header, magic), MAGIC);
+    put(&mut bytes, offset_of!(Header, version), VERSION.into());
+    for (counter, n) in
+        [(Counter::Accepted, 7), (Counter::RdmaBytesRx, 10), (Counter::MessagesTx, 1)]
+    {
+        put(&mut bytes, offset_of!(Header, counters) + 8 * counter as usize, n);
+    }
+    let mut record = [0; size_of::<ConnRecord>()];
+    for (at, n) in [
+        (offset_of!(ConnRecord, tx_bytes) + 8 * Path::Shm as usize, 1000),
+        (offset_of!(ConnRecord, tx_bytes) + 8 * Path::Tcp as usize, 3),
+        (offset_of!(ConnRecord, rx_bytes) + 8 * Path::Rdma as usize, 32),
+        (offset_of!(ConnRecord, tx_messages), 2),
+        (offset_of!(ConnRecord, rx_messages), 1),
+    ] {
+        put(&mut record, at, n);
+    }
+    let snapshot = Snapshot::read(&bytes).unwrap();
+    let open = Connection::read_closed(&record);
+    let totals = snapshot.totals(&[open.clone(), open]);
+    for (counter, total) in Counter::ALL.iter().zip(totals) {
+        let is = match counter {
+            Counter::Accepted => 7,
+            Counter::ShmBytesTx => 2000,
+            Counter::TcpBytesTx => 6,
+            Counter::RdmaBytesRx => 10 + 64,
+            Counter::MessagesTx => 1 + 4,
+            Counter::MessagesRx => 2,
+            _ => 0,
+        };
+        assert_eq!(total, is, "{counter:?}");
+    }
 }
 
 #[test]

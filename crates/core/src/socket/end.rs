@@ -87,7 +87,6 @@ pub(crate) fn close_books(s: &Socket) {
     // (A child may have said something of it.)
     let why = Reason::ALL.get(rec.reason.load(Relaxed) as usize).copied();
     stats::place_reason(rec, why.unwrap_or(Reason::None));
-    stats::add_bytes(rec);
     if let Some(path) = rec.take_counted() {
         stats::closed(path);
     }
