@@ -155,8 +155,11 @@ pub struct Ring {
     pub latencies: AtomicU32,
     /// When the turn that is under way began, and above bit 0, which says that it is a send's.
     pub turn: AtomicU64,
+    /// Of sends and of receives: since when calls were recorded, and 1, as the last one that was
+    /// recorded had it; 0: none was.
+    pub followed: [AtomicU64; 2],
     /// Zero.
-    pub reserved: [AtomicU32; 12],
+    pub reserved: [AtomicU32; 8],
     /// [`word`] and what belongs to it.
     pub events: [[AtomicU64; 2]; EVENTS],
 }
@@ -246,7 +249,9 @@ impl Ring {
         self.last.store(0, Relaxed);
         self.looked_at_ms.store(0, Relaxed);
         self.turn.store(0, Relaxed);
-        self.messages.iter().for_each(|word| word.store(0, Relaxed));
+        for words in [&self.messages, &self.followed] {
+            words.iter().for_each(|word| word.store(0, Relaxed));
+        }
         [&self.send_waits, &self.noted].iter().for_each(|word| word.store(0, Relaxed));
         for word in [&self.noted_calls, &self.worth, &self.send_from] {
             word.store(0, Relaxed);

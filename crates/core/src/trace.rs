@@ -17,7 +17,9 @@ pub(crate) use netacc_control::trace::{Event, Slow};
 mod calls;
 mod file;
 pub(crate) mod slow;
-pub(crate) use calls::{Begun, before_turn, received, send_begins, sent, sent_nothing};
+pub(crate) use calls::{
+    Begun, before_turn, receive_begins, received, send_begins, sent, sent_nothing,
+};
 
 static HEADER: AtomicPtr<Header> = AtomicPtr::new(core::ptr::null_mut());
 /// It was tried to make the file.
@@ -300,31 +302,77 @@ const MESSAGES_MAX: u64 = (1 << 24) - 1;
 const BYTES_MAX: u64 = (1 << 36) - 1;
 
 fn record_moved(ring: &Ring, moved: &ConnRecord, now: u64) {
-    let [sent, received] = &ring.messages;
-    for (count, said, all, all_said, event) in [
-        (&moved.tx_bytes, &ring.sent, &moved.tx_messages, sent, Event::Sent),
-        (&moved.rx_bytes, &ring.received, &moved.rx_messages, received, Event::Received),
-    ] {
-        for (path, (count, said)) in Path::ALL.iter().zip(count.iter().zip(said)) {
+    [Way::sent(ring, moved), Way::received(ring, moved)].iter().for_each(|way| way.tell(ring, now));
+}
+
+/// What has moved on a connection in one direction, and how much of that events have said.
+struct Way<'a> {
+    bytes: &'a [AtomicU64; Path::ALL.len()],
+    said: &'a [AtomicU64; Path::ALL.len()],
+    messages: &'a AtomicU64,
+    messages_said: &'a AtomicU64,
+    /// Since when its calls are recorded one by one.
+    followed: &'a AtomicU64,
+    event: Event,
+}
+
+impl<'a> Way<'a> {
+    fn sent(ring: &'a Ring, moved: &'a ConnRecord) -> Way<'a> {
+        let ([messages_said, _], [followed, _]) = (&ring.messages, &ring.followed);
+        let (bytes, said, messages) = (&moved.tx_bytes, &ring.sent, &moved.tx_messages);
+        Way { bytes, said, messages, messages_said, followed, event: Event::Sent }
+    }
+
+    fn received(ring: &'a Ring, moved: &'a ConnRecord) -> Way<'a> {
+        let ([_, messages_said], [_, followed]) = (&ring.messages, &ring.followed);
+        let (bytes, said, messages) = (&moved.rx_bytes, &ring.received, &moved.rx_messages);
+        Way { bytes, said, messages, messages_said, followed, event: Event::Received }
+    }
+
+    /// Records what no event has said.
+    fn tell(&self, ring: &Ring, now: u64) {
+        for (path, (count, said)) in Path::ALL.iter().zip(self.bytes.iter().zip(self.said)) {
             let bytes = told(count, said, BYTES_MAX);
             if bytes != 0 {
                 // (Those of several paths count for the first.)
-                let messages = told(all, all_said, MESSAGES_MAX);
-                ring.record(event, now, *path as u64 | messages << 4 | bytes << 28);
+                let messages = told(self.messages, self.messages_said, MESSAGES_MAX);
+                ring.record(self.event, now, *path as u64 | messages << 4 | bytes << 28);
             }
         }
     }
+
+    /// One message of so many bytes has an event of its own: no sum has to say it.
+    fn has_told(&self, bytes: u64) {
+        self.messages_said.fetch_add(1, Relaxed);
+        let mut left = bytes;
+        for (count, said) in self.bytes.iter().zip(self.said) {
+            let more = untold(count.load(Relaxed), said.load(Relaxed)).min(left);
+            if more != 0 {
+                said.fetch_add(more, Relaxed);
+                left = left.saturating_sub(more);
+            }
+        }
+        // (A call of the kernel's is counted behind its event.)
+        if let Some(tcp) = self.said.get(Path::Tcp as usize).filter(|_| left != 0) {
+            tcp.fetch_add(left, Relaxed);
+        }
+    }
+}
+
+/// By how much a count is above what was said of it. (In the other half of all numbers: more has
+/// been said.)
+fn untold(count: u64, said: u64) -> u64 {
+    let more = count.wrapping_sub(said);
+    if more > u64::MAX >> 1 { 0 } else { more }
 }
 
 /// By how much a count has grown since it was said; it is said now. (Two threads may be at it.)
 fn told(count: &AtomicU64, said: &AtomicU64, most: u64) -> u64 {
     let before = said.load(Relaxed);
-    let more = count.load(Relaxed).wrapping_sub(before);
-    // (In the other half of all numbers: somebody else has said more.)
-    if more == 0 || more > u64::MAX >> 1 {
+    let more = untold(count.load(Relaxed), before).min(most);
+    if more == 0 {
         return 0;
     }
-    let more = more.min(most);
     match said.compare_exchange(before, before.wrapping_add(more), Relaxed, Relaxed) {
         Ok(_) => more,
         Err(_) => 0,

@@ -129,7 +129,10 @@ fn followed(on: Named, side: Side, flags: c_int, call: &mut impl FnMut(c_int) ->
     let Named { s, g, fd } = on;
     let offset = in_kernel(s, side).1.load(Relaxed);
     let (begun, r) = match side {
-        Side::Receive => (None, receive(s, fd, flags, call)),
+        Side::Receive => {
+            s.receive_begins();
+            (None, receive(s, fd, flags, call))
+        }
         Side::Send => (s.send_begins(), call(0)),
     };
     if s.generation16() == g {

@@ -67,6 +67,7 @@ pub(super) unsafe fn receive(call: Receiving<'_>, held: RxHeld<'static>) -> Ret 
         return unsafe { call.run(held) };
     }
     let offset = held.end.switch.offset();
+    s.receive_begins();
     // SAFETY: as above.
     let r = unsafe { call.run(held) };
     if r > 0 && !peeks && s.generation16() == g {
@@ -86,6 +87,7 @@ mod tests {
     use super::*;
     use crate::path::tests::{A, C, close_both, promoted_within_the_host, talk};
     use crate::{config, trace};
+    use core::sync::atomic::AtomicU64;
     use netacc_control::config::Config;
     use netacc_control::trace::{Event, Ring};
 
@@ -119,6 +121,55 @@ mod tests {
             assert_eq!(ring.turn.load(Relaxed), before & !1);
         });
         ends.iter_mut().for_each(|end| end.close());
+    }
+
+    /// What was said of a direction: messages and bytes, by sums and call by call.
+    fn said(ring: &Ring, sum: Event, call: Event) -> [u64; 2] {
+        let of = |event: Event, bits: &dyn Fn(u64) -> [u64; 2]| {
+            let all = ring.events.iter().map(|[first, what]| (first.load(Relaxed), what));
+            let all = all.filter(|(first, _)| first & 63 == event as u64);
+            let all = all.map(|(_, what)| bits(what.load(Relaxed)));
+            all.fold([0, 0], |sum, more| [sum[0] + more[0], sum[1] + more[1]])
+        };
+        let sums = of(sum, &|what| [what >> 4 & 0xff_ffff, what >> 28]);
+        let calls = of(call, &|what| [1, what >> 40]);
+        [sums[0] + calls[0], sums[1] + calls[1]]
+    }
+
+    /// Up and down and up again: every byte is said, and none is said twice.
+    #[test]
+    fn what_is_said_call_by_call_is_in_no_sum() {
+        let mut ends = promoted_within_the_host();
+        let at = |trace_calls| Config { trace: true, trace_calls, ..Config::default() };
+        let sockets = [C, A].map(|end| ends[end].socket);
+        let moved = |ends: &mut _, level| {
+            config::with(at(false), trace::before_turn);
+            config::with(at(level), || {
+                if level {
+                    sockets.iter().for_each(|s| s.divert_calls());
+                }
+                for _ in 0..3 {
+                    trace::keep_ready();
+                    talk(ends, 64);
+                }
+                if !level {
+                    sockets.iter().for_each(|s| s.trace(Event::Doorbell, 0));
+                }
+            });
+        };
+        for level in [false, true, false, true, true, false] {
+            moved(&mut ends, level);
+        }
+        for s in sockets {
+            let (ring, r) = (trace::ring(s.ring.load(Relaxed)).unwrap(), s.record().unwrap());
+            assert!(ring.head.load(Relaxed) < ring.events.len() as u64, "all is there");
+            let sum = |words: &[AtomicU64; 4]| words.iter().map(|w| w.load(Relaxed)).sum::<u64>();
+            let sent = [r.tx_messages.load(Relaxed), sum(&r.tx_bytes)];
+            let received = [r.rx_messages.load(Relaxed), sum(&r.rx_bytes)];
+            assert_eq!(said(ring, Event::Sent, Event::Send), sent);
+            assert_eq!(said(ring, Event::Received, Event::Receive), received);
+        }
+        close_both(ends);
     }
 
     #[test]

@@ -21,7 +21,7 @@ impl Socket {
     #[cold]
     #[inline(never)]
     pub(crate) fn send_begins(&self) -> Option<Begun> {
-        self.ring().map(trace::send_begins)
+        self.ring().map(|ring| trace::send_begins(ring, self.record()))
     }
     /// That call has sent so much, from that byte of the stream on; or nothing, or it has failed.
     #[cold]
@@ -29,9 +29,17 @@ impl Socket {
     pub(crate) fn trace_sent(&self, begun: Option<Begun>, offset: u64, sent: isize) {
         let (Some(ring), Some(begun)) = (self.known_ring(), begun) else { return };
         if sent > 0 {
-            trace::sent(ring, &begun, offset, sent as u64);
+            trace::sent(ring, self.record(), &begun, (offset, sent as u64));
         } else {
             trace::sent_nothing(ring, &begun);
+        }
+    }
+    /// A call begins that receives on it, if that is recorded.
+    #[cold]
+    #[inline(never)]
+    pub(crate) fn receive_begins(&self) {
+        if let (Some(ring), Some(moved)) = (self.known_ring(), self.record()) {
+            trace::receive_begins(ring, moved);
         }
     }
     /// A call has received so much, from that byte of the stream on.
@@ -39,7 +47,7 @@ impl Socket {
     #[inline(never)]
     pub(crate) fn trace_received(&self, offset: u64, bytes: u64) {
         if let Some(ring) = self.ring() {
-            trace::received(ring, offset, bytes);
+            trace::received(ring, self.record(), offset, bytes);
         }
     }
 }

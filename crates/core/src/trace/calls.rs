@@ -4,9 +4,10 @@
 //! and keeps for the connections behind it: so there are never more places than rings. They count
 //! for the process as well: what its connections had is there when they are over.
 
-use super::{RINGS, Ring, ring};
+use super::{RINGS, Ring, Way, ring};
 use crate::{config, sys};
 use core::sync::atomic::{AtomicU64, Ordering::*};
+use netacc_control::stats::ConnRecord;
 use netacc_control::trace::{Event, Latencies, Latency, State};
 
 /// When calls began to be recorded: a turn of before does not count.
@@ -96,19 +97,39 @@ pub(crate) struct Begun {
     serve: Option<(Latency, u64)>,
 }
 
+/// A call begins of a direction whose calls are recorded. Before the first one that is what had
+/// moved is said as a sum: from here on each has an event of its own.
+fn begins(ring: &Ring, way: &Way<'_>, now: u64) {
+    let since = SINCE.load(Relaxed) | 1;
+    if way.followed.load(Relaxed) != since && way.followed.swap(since, Relaxed) != since {
+        way.tell(ring, now);
+    }
+}
+
 /// A call begins that sends on the ring's connection. (Before its first byte can be seen: what
 /// comes of it comes later.)
-pub(crate) fn send_begins(ring: &Ring) -> Begun {
+pub(crate) fn send_begins(ring: &Ring, moved: Option<&ConnRecord>) -> Begun {
     let (ns, before) = (sys::now_ns(), ring.turn.load(Relaxed));
+    if let Some(moved) = moved {
+        begins(ring, &Way::sent(ring, moved), ns);
+    }
     Begun { ns, before, serve: ring.turn(true, ns, SINCE.load(Relaxed)) }
 }
 
-/// It has sent so much.
-pub(crate) fn sent(ring: &Ring, begun: &Begun, offset: u64, bytes: u64) {
+/// It has sent so much, from that byte of the stream on.
+pub(crate) fn sent(
+    ring: &Ring,
+    moved: Option<&ConnRecord>,
+    begun: &Begun,
+    (offset, bytes): (u64, u64),
+) {
     if let Some(serve) = begun.serve {
         count(ring, serve, begun.ns);
     }
     ring.record(Event::Send, begun.ns, offset & OFFSET_MASK | bytes.min(BYTES_MAX) << 40);
+    if let Some(moved) = moved {
+        Way::sent(ring, moved).has_told(bytes);
+    }
 }
 
 /// It has sent nothing: the turn of before goes on. (Unless another thread's call has ended this
@@ -118,11 +139,19 @@ pub(crate) fn sent_nothing(ring: &Ring, begun: &Begun) {
     let _ = ring.turn.compare_exchange(own, begun.before, Relaxed, Relaxed);
 }
 
-/// A call has received so much.
-pub(crate) fn received(ring: &Ring, offset: u64, bytes: u64) {
+/// A call begins that receives.
+pub(crate) fn receive_begins(ring: &Ring, moved: &ConnRecord) {
+    begins(ring, &Way::received(ring, moved), sys::now_ns());
+}
+
+/// It has received so much, from that byte of the stream on.
+pub(crate) fn received(ring: &Ring, moved: Option<&ConnRecord>, offset: u64, bytes: u64) {
     let now = sys::now_ns();
     if let Some(answer) = ring.turn(false, now, SINCE.load(Relaxed)) {
         count(ring, answer, now);
     }
     ring.record(Event::Receive, now, offset & OFFSET_MASK | bytes.min(BYTES_MAX) << 40);
+    if let Some(moved) = moved {
+        Way::received(ring, moved).has_told(bytes);
+    }
 }

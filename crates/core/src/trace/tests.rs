@@ -129,8 +129,8 @@ fn times_have_a_place_until_the_connection_is_over() {
     // (There may be no room at first: the library's own thread makes it, here whichever comes.)
     let own = || super::ring(0).unwrap().latencies.load(Relaxed);
     for _ in 0..100_000 {
-        sent(ring, &send_begins(ring), 20, 10);
-        received(ring, 10, 1 << 30);
+        sent(ring, None, &send_begins(ring, None), (20, 10));
+        received(ring, None, 10, 1 << 30);
         let i = ring.latencies.load(Relaxed);
         if i != 0 && own() != 0 && counts(i)[1] > 0 {
             break;
@@ -165,8 +165,8 @@ fn in_child_with_calls(act: impl FnOnce() -> bool) {
 }
 
 fn turns(ring: &Ring) {
-    sent(ring, &send_begins(ring), 0, 1);
-    received(ring, 0, 1);
+    sent(ring, None, &send_begins(ring, None), (0, 1));
+    received(ring, None, 0, 1);
 }
 
 fn answers_of(ring: &Ring) -> u64 {
@@ -215,13 +215,13 @@ fn times_without_a_place_count_for_the_process() {
 fn a_send_that_sends_nothing_ends_no_turn() {
     in_child_with_calls(|| {
         let ring = some(opens(Event::Accepted)).unwrap();
-        received(ring, 0, 1);
+        received(ring, None, 0, 1);
         let before = ring.turn.load(Relaxed);
-        sent_nothing(ring, &send_begins(ring));
+        sent_nothing(ring, &send_begins(ring, None));
         let goes_on = ring.turn.load(Relaxed) == before;
         // Another thread has its answer already.
-        let begun = send_begins(ring);
-        received(ring, 0, 1);
+        let begun = send_begins(ring, None);
+        received(ring, None, 0, 1);
         let answered = ring.turn.load(Relaxed);
         sent_nothing(ring, &begun);
         goes_on && ring.turn.load(Relaxed) == answered && ring.latencies.load(Relaxed) != 0
@@ -233,12 +233,12 @@ fn what_began_while_it_was_off_does_not_count() {
     in_child_with_calls(|| {
         let ring = some(opens(Event::Accepted)).unwrap();
         turns(ring);
-        let _ = send_begins(ring);
+        let _ = send_begins(ring, None);
         let follows = crate::config::get().clone();
         let off = netacc_control::Config { trace_calls: false, ..follows };
         crate::config::with(off, before_turn);
         // A call of another thread's, as soon as it is on.
-        received(ring, 0, 1);
+        received(ring, None, 0, 1);
         answers_of(ring) == 1
     });
 }
@@ -248,7 +248,7 @@ fn a_call_that_ends_when_its_connection_is_over_takes_no_place() {
     in_child_with_calls(|| {
         let ring = some(opens(Event::Accepted)).unwrap();
         close(ring, false);
-        received(ring, 0, 1);
+        received(ring, None, 0, 1);
         ring.latencies.load(Relaxed) == 0
     });
 }
