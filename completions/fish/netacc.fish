@@ -132,6 +132,10 @@ path\t''
 reason\t''
 sent\t''
 received\t''
+messages\t''
+answer-p50\t''
+answer-p99\t''
+serve-p99\t''
 age\t''"
 complete -c netacc -n "__fish_netacc_using_subcommand ss" -s w -d 'Again and again' -r
 complete -c netacc -n "__fish_netacc_using_subcommand ss" -s n -d 'How often' -r

@@ -72,6 +72,10 @@ path\t''
 reason\t''
 sent\t''
 received\t''
+messages\t''
+answer-p50\t''
+answer-p99\t''
+serve-p99\t''
 age\t''"
 complete -c netacc_ss -s w -d 'Again and again' -r
 complete -c netacc_ss -s n -d 'How often' -r

@@ -2,6 +2,7 @@
 //! it stands in its trace.
 
 use crate::segment::Process;
+use crate::selection::Order;
 use crate::trace::{self, Trace};
 use netacc_control::stats::Connection;
 use netacc_control::trace::{Latency, State, Times, bucket_end};
@@ -37,6 +38,22 @@ impl Latencies {
     /// A connection's; `None`: it was not measured.
     pub fn find(&self, connection: &Connection) -> Option<&Both> {
         self.0.get(&(connection.fd, connection.local, connection.peer))
+    }
+
+    /// Of a process those that connections are put in that order by: none, where it takes none.
+    pub fn wanted(pid: u32, order: Order) -> Latencies {
+        order.latency().map(|_| Latencies::of(pid)).unwrap_or_default()
+    }
+
+    /// By what connections are put in that order; `None`: it was not measured.
+    pub fn by(&self, order: Order) -> impl Fn(&Connection) -> Option<u64> {
+        move |connection| self.quantile(connection, order.latency()?)
+    }
+
+    /// The time that so many of a thousand of a connection's do not exceed.
+    pub fn quantile(&self, of: &Connection, (which, part): (Latency, u64)) -> Option<u64> {
+        let times = self.find(of)?.get(which as usize)?;
+        if times.count() == 0 { None } else { times.quantile(part) }
     }
 }
 
@@ -153,6 +170,9 @@ pub fn duration(ns: u64) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::selection::Selection;
+    use netacc_control::stats::ConnRecord;
+    use std::mem::{offset_of, size_of};
 
     fn times(counts: &[(usize, u64)], max_ns: u64) -> Times {
         let mut times = Times { max_ns, sum_ns: 0, counts: vec![0; 124] };
@@ -175,6 +195,35 @@ mod tests {
         let buckets = buckets_json(&both);
         assert_eq!(buckets["answer"][0], json!([128, 98]));
         assert_eq!(buckets["serve"], json!([]));
+    }
+
+    #[test]
+    fn connections_are_ordered_by_what_was_measured() {
+        let connection = |fd: u32, messages: u64| {
+            let mut record = [0; size_of::<ConnRecord>()];
+            record[offset_of!(ConnRecord, fd)..][..4].copy_from_slice(&fd.to_ne_bytes());
+            let at = offset_of!(ConnRecord, rx_messages);
+            record[at..][..8].copy_from_slice(&messages.to_ne_bytes());
+            Connection::read_closed(&record)
+        };
+        let all: Vec<_> = [(3, 7), (4, 9), (5, 8), (6, 0)].map(|(a, b)| connection(a, b)).into();
+        let mut measured = Latencies::default();
+        // 50 of a hundred, 49 and one: the median, and what 99 do not exceed.
+        for (fd, answer, serve) in [(4, [1, 9], [2, 2]), (5, [2, 3], [1, 1]), (6, [0, 5], [0, 9])] {
+            let of = |[low, high]: [usize; 2]| times(&[(low, 60), (high, 40)], 1 << 40);
+            measured.0.insert((fd, None, None), [of(answer), of(serve)]);
+        }
+        for (order, fds) in [
+            (Order::AnswerP50, [5, 4, 6, 3]),
+            (Order::AnswerP99, [4, 6, 5, 3]),
+            (Order::ServeP99, [6, 4, 5, 3]),
+            (Order::Messages, [4, 5, 3, 6]),
+            (Order::Fd, [3, 4, 5, 6]),
+        ] {
+            let selection = Selection { order, ..Selection::default() };
+            let shown = selection.of(&all, measured.by(order));
+            assert_eq!(shown.iter().map(|c| c.fd).collect::<Vec<_>>(), fds, "{order:?}");
+        }
     }
 
     #[test]

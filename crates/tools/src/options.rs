@@ -321,7 +321,9 @@ Of the open connections only those, several with commas (alone: -s sock):
    --peer <address>    with that peer; also a network: 10.0.0.0/8
    --path <path>       with a direction on tcp, shm, rdma or utcp
    --reason <reason>   with that reason; none: those that are accelerated
-   --sort <by>         ordered by fd, peer, path, reason, sent, received or age
+   --sort <by>         ordered by fd, peer, path, reason, sent, received,
+                       messages or age; or by how long answers take, where
+                       that is measured: answer-p50, answer-p99, serve-p99
 
 See netacc_ss(8) for every column, state, reason and counter.
 ";

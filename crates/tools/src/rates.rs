@@ -1,5 +1,6 @@
 //! What has changed between two looks at a process, and how fast.
 
+use crate::latencies::Latencies;
 use crate::segment::Process;
 use crate::selection::{Selection, sum};
 use crate::show::{
@@ -179,7 +180,9 @@ fn counts_text(change: &Change<'_>, view: &View<'_>) -> String {
 fn sockets_text(change: &Change<'_>, view: &View<'_>) -> String {
     let mut table = Table::new(&[">Fd", "Local", "Peer", "Path", "Reason", ">Sent", ">Received"]);
     let connections = change.connections();
-    let shown = view.selection.of(&connections);
+    let order = view.selection.order;
+    let measured = Latencies::wanted(change.after.pid, order);
+    let shown = view.selection.of(&connections, measured.by(order));
     for connection in &shown {
         table.row([
             connection.fd.to_string(),
@@ -257,7 +260,9 @@ fn sockets_json(change: &Change<'_>, selection: &Selection) -> Value {
             "rx_messages_per_s": messages(connection.rx_messages),
         })
     };
-    Value::Array(selection.of(&connections).iter().map(socket).collect())
+    let measured = Latencies::wanted(change.after.pid, selection.order);
+    let shown = selection.of(&connections, measured.by(selection.order));
+    Value::Array(shown.iter().map(socket).collect())
 }
 
 /// Several processes, a line each.

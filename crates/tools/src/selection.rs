@@ -1,6 +1,7 @@
 //! Which connections are shown, and in which order.
 
 use netacc_control::stats::{Connection, Path, Reason};
+use netacc_control::trace::Latency;
 use std::cmp::Reverse;
 use std::net::IpAddr;
 
@@ -63,19 +64,31 @@ pub enum Order {
     Sent,
     /// Most bytes received first.
     Received,
+    /// Most calls that sent or received something first.
+    Messages,
+    /// Longest median of its answers first, unmeasured ones last.
+    AnswerP50,
+    /// Longest of what 99 of 100 of its answers do not exceed first, as before.
+    AnswerP99,
+    /// The same of what it takes to answer.
+    ServeP99,
     /// Oldest first.
     Age,
 }
 
 impl Order {
     /// Every order.
-    pub const ALL: [Order; 7] = [
+    pub const ALL: [Order; 11] = [
         Order::Fd,
         Order::Peer,
         Order::Path,
         Order::Reason,
         Order::Sent,
         Order::Received,
+        Order::Messages,
+        Order::AnswerP50,
+        Order::AnswerP99,
+        Order::ServeP99,
         Order::Age,
     ];
 
@@ -88,7 +101,21 @@ impl Order {
             Order::Reason => "reason",
             Order::Sent => "sent",
             Order::Received => "received",
+            Order::Messages => "messages",
+            Order::AnswerP50 => "answer-p50",
+            Order::AnswerP99 => "answer-p99",
+            Order::ServeP99 => "serve-p99",
             Order::Age => "age",
+        }
+    }
+
+    /// Of which times it is, and of which of a thousand.
+    pub fn latency(self) -> Option<(Latency, u64)> {
+        match self {
+            Order::AnswerP50 => Some((Latency::Answer, 500)),
+            Order::AnswerP99 => Some((Latency::Answer, 990)),
+            Order::ServeP99 => Some((Latency::Serve, 990)),
+            _ => None,
         }
     }
 
@@ -122,8 +149,12 @@ impl Selection {
             && self.reasons.is_empty()
     }
 
-    /// Those that are shown, in order.
-    pub fn of<'a>(&self, connections: &'a [Connection]) -> Vec<&'a Connection> {
+    /// Those that are shown, in order; of the time that it may go by, this is known.
+    pub fn of<'a>(
+        &self,
+        connections: &'a [Connection],
+        time: impl Fn(&Connection) -> Option<u64>,
+    ) -> Vec<&'a Connection> {
         let mut shown: Vec<&Connection> =
             connections.iter().filter(|connection| self.has(connection)).collect();
         match self.order {
@@ -133,6 +164,13 @@ impl Selection {
             Order::Reason => shown.sort_by_key(|c| (c.reason, c.fd)),
             Order::Sent => shown.sort_by_key(|c| (Reverse(sum(&c.tx_bytes)), c.fd)),
             Order::Received => shown.sort_by_key(|c| (Reverse(sum(&c.rx_bytes)), c.fd)),
+            Order::Messages => {
+                let messages = |c: &Connection| c.tx_messages.saturating_add(c.rx_messages);
+                shown.sort_by_key(|c| (Reverse(messages(c)), c.fd));
+            }
+            Order::AnswerP50 | Order::AnswerP99 | Order::ServeP99 => {
+                shown.sort_by_cached_key(|c| (Reverse(time(c)), c.fd));
+            }
             Order::Age => shown.sort_by_key(|c| (c.opened_unix_ns, c.fd)),
         }
         shown

@@ -211,7 +211,11 @@ fn sockets_json(process: &Process, view: &View<'_>) -> Vec<Value> {
         }
         socket
     };
-    view.selection.of(&process.connections).into_iter().map(socket).collect()
+    view.selection
+        .of(&process.connections, measured.by(view.selection.order))
+        .into_iter()
+        .map(socket)
+        .collect()
 }
 
 fn config_json(process: &Process) -> Map<String, Value> {
@@ -312,7 +316,9 @@ fn reasons_text(process: &Process, view: &View<'_>) -> String {
 /// What most look for first.
 fn short_sockets_text(process: &Process, view: &View<'_>) -> String {
     let mut table = Table::new(&[">Fd", "Local", "Peer", "Path", "Reason", ">Sent", ">Received"]);
-    let shown = view.selection.of(&process.connections);
+    let order = view.selection.order;
+    let measured = Latencies::wanted(process.pid, order);
+    let shown = view.selection.of(&process.connections, measured.by(order));
     for connection in &shown {
         table.row([
             connection.fd.to_string(),
@@ -368,7 +374,7 @@ fn sockets_text(process: &Process, view: &View<'_>) -> String {
     let mut table = Table::new(&headings);
     let measured = Latencies::of(process.pid);
     let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
-    let shown = view.selection.of(&process.connections);
+    let shown = view.selection.of(&process.connections, measured.by(view.selection.order));
     for connection in &shown {
         let opened = Duration::from_nanos(connection.opened_unix_ns);
         let counted = |count: u64| {

@@ -602,6 +602,11 @@ fn connections_are_selected_and_ordered() {
         (&["--sort", "sent"], &[8, 7, 5]),
         (&["--sort", "received", "--path", "shm,rdma"], &[8, 7]),
         (&["--sort", "age"], &[8, 5, 7]),
+        (&["--sort", "messages"], &[7, 5, 8]),
+        // Nothing was measured.
+        (&["--sort", "answer-p50"], &[5, 7, 8]),
+        (&["--sort", "answer-p99"], &[5, 7, 8]),
+        (&["--sort", "serve-p99"], &[5, 7, 8]),
         (&["--sort", "path"], &[5, 7, 8]),
         (&["--sort", "peer"], &[8, 7, 5]),
         (&["--sort", "reason"], &[7, 5, 8]),
@@ -617,7 +622,7 @@ fn connections_are_selected_and_ordered() {
     for (wrong, valid) in [
         (["--path", "air"], "shm"),
         (["--reason", "bad-luck"], "peer-remote"),
-        (["--sort", "colour"], "received"),
+        (["--sort", "colour"], "received, messages, answer-p50, answer-p99, serve-p99, age"),
         (["--port", "0"], "65535"),
         (["--peer", "10.0.0.0/33"], "0 to 32"),
         (["-w", "0"], "0.1 to 86400"),
