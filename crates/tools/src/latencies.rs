@@ -40,6 +40,15 @@ impl Latencies {
         self.0.get(&(connection.fd, connection.local, connection.peer))
     }
 
+    /// One whose answers took 98.3 us at most.
+    #[cfg(test)]
+    pub(crate) fn sample(of: &Connection) -> Latencies {
+        let answers = Times { max_ns: 98_304, sum_ns: 98_304, counts: vec![0; 123] };
+        let mut both = [answers, Times::default()];
+        both[0].counts.push(1);
+        Latencies(HashMap::from([((of.fd, of.local, of.peer), both)]))
+    }
+
     /// Of a process those that connections are put in that order by: none, where it takes none.
     pub fn wanted(pid: u32, order: Order) -> Latencies {
         order.latency().map(|_| Latencies::of(pid)).unwrap_or_default()
@@ -71,11 +80,7 @@ impl Looks {
         let (mut now, mut found) = (HashMap::new(), Vec::new());
         for process in all {
             let key = (process.pid, process.header.started_unix_ns);
-            let known =
-                self.0.remove(&key).filter(|(at, trace)| trace.is_some() || at.elapsed() < AGAIN);
-            let (at, trace) =
-                known.unwrap_or_else(|| (Instant::now(), trace::of_process(process.pid)));
-            let trace = trace.and_then(|mut trace| trace.look_again().ok().map(|()| trace));
+            let (at, trace) = look(self.0.remove(&key), process.pid);
             if let Some(trace) = trace.as_ref().filter(|trace| trace.head.latencies != 0)
                 && let Some(times) = trace.own_ring().and_then(|ring| trace.latencies(&ring))
             {
@@ -87,6 +92,22 @@ impl Looks {
         self.0 = now;
         found
     }
+
+    /// Those of one process's open connections; nothing is kept of others.
+    pub fn of_connections(&mut self, process: &Process) -> Latencies {
+        let key = (process.pid, process.header.started_unix_ns);
+        let (at, trace) = look(self.0.remove(&key), process.pid);
+        let measured = trace.as_ref().map(Latencies::in_trace).unwrap_or_default();
+        self.0 = HashMap::from([(key, (at, trace))]);
+        measured
+    }
+}
+
+/// A process's trace as it is now, by what was known of it.
+fn look(known: Option<(Instant, Option<Trace>)>, pid: u32) -> (Instant, Option<Trace>) {
+    let known = known.filter(|(at, trace)| trace.is_some() || at.elapsed() < AGAIN);
+    let (at, trace) = known.unwrap_or_else(|| (Instant::now(), trace::of_process(pid)));
+    (at, trace.and_then(|mut trace| trace.look_again().ok().map(|()| trace)))
 }
 
 /// The parts of a thousand that are shown, with the names of their columns.

@@ -1,6 +1,7 @@
 //! What `netacc top` knows: two looks at every process, and where in them the user is.
 
 use super::story::Story;
+use crate::latencies::{self, Latencies, duration};
 use crate::processes::{Found, Looks};
 use crate::rates::Change;
 use crate::segment::Process;
@@ -9,6 +10,7 @@ use crate::show::{
     uncounted, version, way,
 };
 use netacc_control::stats::{Connection, Path};
+use netacc_control::trace::Latency;
 use std::time::{Duration, Instant, SystemTime};
 
 /// What the user wants.
@@ -51,15 +53,17 @@ pub(super) const PROCESSES: [Column; 13] = [
     column("Container", 13, 10),
 ];
 
-pub(super) const CONNECTIONS: [Column; 8] = [
+pub(super) const CONNECTIONS: [Column; 9] = [
     column(">Fd", 6, 1),
-    column("Local", 21, 5),
+    column("Local", 21, 6),
     column("Peer", 21, 0),
     column("Path", 9, 0),
     column("Reason", 24, 2),
     column(">Sent/s", 11, 3),
     column(">Received/s", 11, 4),
-    column(">Age", 7, 6),
+    // (Of each answer 99 of 100 took no longer: where that is measured.)
+    column(">Answer-p99", 10, 5),
+    column(">Age", 7, 7),
 ];
 
 /// What rows are ordered by.
@@ -99,6 +103,9 @@ struct Look {
 #[derive(Debug)]
 pub(super) struct App {
     looks: Looks,
+    answers: latencies::Looks,
+    /// Of the process whose connections are shown, if it is this one: how long answers take.
+    measured: Option<(u32, Latencies)>,
     before: Option<Look>,
     now: Option<Look>,
     /// The process whose connections are shown.
@@ -140,6 +147,8 @@ impl App {
     pub(super) fn new(pid: Option<u32>) -> App {
         App {
             looks: Looks::default(),
+            answers: latencies::Looks::default(),
+            measured: None,
             before: None,
             now: None,
             pid,
@@ -164,7 +173,15 @@ impl App {
             process.complete();
         }
         self.learn(found, not_permitted, Instant::now());
+        let mut answers = std::mem::take(&mut self.answers);
+        let measured = self.shown().map(|it| (it.pid, answers.of_connections(it)));
+        self.answers = answers;
+        self.measure(measured);
         self.look_closer();
+    }
+
+    pub(super) fn measure(&mut self, measured: Option<(u32, Latencies)>) {
+        self.measured = measured;
     }
 
     /// Reads the trace that is shown.
@@ -328,10 +345,15 @@ impl App {
             None => self.all().nth(row.index).map(|process| process_cells(process, rates)),
             Some(_) => {
                 let all = self.shown().map_or(&[][..], |process| &process.connections);
-                all.get(row.index).map(|connection| connection_cells(connection, rates))
+                all.get(row.index).map(|it| connection_cells(it, rates, self.answer_p99(it)))
             }
         };
         cells.unwrap_or_default()
+    }
+
+    fn answer_p99(&self, connection: &Connection) -> Option<u64> {
+        let (_, measured) = self.measured.as_ref().filter(|(pid, _)| Some(*pid) == self.pid)?;
+        measured.quantile(connection, (Latency::Answer, 990))
     }
 }
 
@@ -359,7 +381,11 @@ fn process_cells(process: &Process, [sent, received]: [String; 2]) -> Vec<String
     ]
 }
 
-fn connection_cells(connection: &Connection, [sent, received]: [String; 2]) -> Vec<String> {
+fn connection_cells(
+    connection: &Connection,
+    [sent, received]: [String; 2],
+    answer_p99: Option<u64>,
+) -> Vec<String> {
     let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
     let opened = Duration::from_nanos(connection.opened_unix_ns);
     vec![
@@ -370,6 +396,7 @@ fn connection_cells(connection: &Connection, [sent, received]: [String; 2]) -> V
         reason_name(connection.reason),
         connection.sent().map_or_else(uncounted, |_| sent),
         connection.received().map_or_else(uncounted, |_| received),
+        answer_p99.map_or_else(|| String::from("-"), duration),
         if opened.is_zero() { String::from("-") } else { age(now.saturating_sub(opened)) },
     ]
 }

@@ -95,6 +95,7 @@ fn help(app: &App, width: u16) -> String {
 mod tests {
     use super::super::app::Key;
     use super::*;
+    use crate::latencies::Latencies;
     use crate::processes::Found;
     use crate::segment::{Known, Process};
     use netacc_control::stats::{COUNTER_SLOTS, Connection, PATH_SLOTS, REASON_SLOTS, Snapshot};
@@ -235,6 +236,24 @@ mod tests {
         app.press(Key::Pause);
         assert!(picture(&mut app, 120, 24)[23].contains("PAUSED"));
         assert!(app.press(Key::Back));
+    }
+
+    #[test]
+    fn answers_are_shown_where_they_are_measured() {
+        let mut app = app();
+        app.press(Key::Enter);
+        app.measure(Some((1, Latencies::sample(&connection(5, 0)))));
+        for width in [40, 57, 80, 100, 120, 160, 200] {
+            let shown = picture(&mut app, width, 8);
+            let is_there = shown[1].contains("Answer-p99");
+            assert_eq!(is_there, width >= 100, "{shown:?}");
+            // (Descriptors from 3 on: its row is the third.)
+            assert_eq!(shown[4].contains(" 98.3 us"), is_there, "{shown:?}");
+            assert!(shown[1].contains("Peer") && shown[1].contains("Path"), "{shown:?}");
+        }
+        // Of another process it says nothing.
+        app.measure(Some((2, Latencies::sample(&connection(5, 0)))));
+        assert!(!picture(&mut app, 200, 8)[4].contains("98.3 us"));
     }
 
     #[test]
