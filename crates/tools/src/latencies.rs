@@ -6,7 +6,7 @@ use crate::selection::Order;
 use crate::trace::{self, Trace};
 use netacc_control::stats::Connection;
 use netacc_control::trace::{Latency, State, Times, bucket_end};
-use serde_json::{Map, Value, json};
+use serde_json::{Value, json};
 use std::collections::HashMap;
 use std::net::SocketAddr;
 use std::time::{Duration, Instant};
@@ -138,19 +138,22 @@ pub fn cells(both: Option<&Both>) -> Vec<String> {
 }
 
 /// As JSON: null where nothing was measured.
-pub fn json(both: Option<&Both>) -> Map<String, Value> {
-    let mut map = Map::new();
-    for at in Latency::ALL {
-        let times = both.and_then(|both| both.get(at as usize)).filter(|times| times.count() != 0);
-        let name = at.name();
-        map.insert(format!("{name}_count"), json!(times.map(Times::count)));
-        for (part, word) in SHOWN {
-            let ns = times.and_then(|times| times.quantile(part));
-            map.insert(format!("{name}_{word}_ns"), json!(ns));
-        }
-        map.insert(format!("{name}_max_ns"), json!(times.map(|times| times.max_ns)));
-    }
-    map
+pub fn json(both: Option<&Both>) -> [(&'static str, Value); 8] {
+    let of = |at: Latency| {
+        both.and_then(|both| both.get(at as usize)).filter(|times| times.count() != 0)
+    };
+    let quantile = |at: Latency, part: u64| of(at).and_then(|times| times.quantile(part));
+    let (answer, serve) = (Latency::Answer, Latency::Serve);
+    [
+        ("answer_count", of(answer).map(Times::count).into()),
+        ("answer_p50_ns", quantile(answer, 500).into()),
+        ("answer_p99_ns", quantile(answer, 990).into()),
+        ("answer_max_ns", of(answer).map(|times| times.max_ns).into()),
+        ("serve_count", of(serve).map(Times::count).into()),
+        ("serve_p50_ns", quantile(serve, 500).into()),
+        ("serve_p99_ns", quantile(serve, 990).into()),
+        ("serve_max_ns", of(serve).map(|times| times.max_ns).into()),
+    ]
 }
 
 /// For a page that shows how they change: by process, how many took less than so many nanoseconds,
@@ -206,11 +209,11 @@ mod tests {
         let headings = headings();
         assert_eq!(headings.len(), 6);
         assert_eq!(cells(None), ["-"; 6]);
-        assert!(json(None).values().all(Value::is_null));
+        assert!(json(None).iter().all(|(_, value)| value.is_null()));
         let both = [times(&[(3, 98), (40, 2)], 70_500), times(&[], 0)];
         let shown = cells(Some(&both));
         assert_eq!(shown, ["128 ns", "70.5 us", "70.5 us", "-", "-", "-"], "{shown:?}");
-        let map = json(Some(&both));
+        let map = std::collections::BTreeMap::from(json(Some(&both)));
         assert_eq!((&map["answer_count"], &map["answer_p50_ns"]), (&json!(100), &json!(128)));
         assert!(map["serve_count"].is_null());
         let buckets = buckets_json(&both);

@@ -634,6 +634,40 @@ fn connections_are_selected_and_ordered() {
     }
 }
 
+#[test]
+fn ten_thousand_connections_are_shown_in_full() {
+    let _alone = alone();
+    let segment = Segment::new(std::process::id());
+    const ALL: u32 = 10_000;
+    let mut records = vec![0; ALL as usize * size_of::<ConnRecord>()];
+    for (fd, record) in (3..).zip(records.chunks_exact_mut(size_of::<ConnRecord>())) {
+        let mut put = |at: usize, n: u32| record[at..at + 4].copy_from_slice(&n.to_ne_bytes());
+        put(offset_of!(ConnRecord, fd), fd);
+        put(offset_of!(ConnRecord, state), 1);
+        put(offset_of!(ConnRecord, tx_messages), fd);
+        put(offset_of!(ConnRecord, family), 2);
+        put(offset_of!(ConnRecord, local_port), 6379);
+        put(offset_of!(ConnRecord, peer_port), fd);
+    }
+    segment.0.write_all_at(&records, CONNS_OFFSET as u64).unwrap();
+    segment.u32(offset_of!(Header, conn_high_water), ALL);
+    let pid = std::process::id().to_string();
+    let ran = ss(&[&pid, "-s", "sock", "--wide", "--json"]);
+    let all: Value = serde_json::from_str(&ran.out).unwrap();
+    let sockets = all["sockets"].as_array().unwrap();
+    assert_eq!(sockets.len(), ALL as usize);
+    for (fd, socket) in (3..).zip(sockets) {
+        assert_eq!((&socket["fd"], &socket["tx_messages"]), (&json!(fd), &json!(fd)));
+        assert_eq!(socket["peer"], json!(format!("0.0.0.0:{fd}")));
+        assert_eq!(socket["answer_p99_ns"], Value::Null);
+    }
+    // As an object of several sections it is the same, and in the order of `-s`.
+    let both: Value = serde_json::from_str(&ss(&[&pid, "-s", "sock,cnt", "--json"]).out).unwrap();
+    assert_eq!(both["sock"], all);
+    let keys: Vec<&String> = both.as_object().unwrap().keys().collect();
+    assert_eq!(keys, ["sock", "cnt"]);
+}
+
 /// Watches this process: the objects of its turns. It is ended with them.
 struct Watched(Child, Lines<BufReader<ChildStdout>>);
 

@@ -156,7 +156,9 @@ fn say(tool: &str, text: &str) -> Result<(), c_int> {
 /// escaped as there.
 fn tame(text: &str) -> Cow<'_, str> {
     let drives = |c: char| ('\u{7f}'..='\u{9f}').contains(&c);
-    if !text.contains(drives) {
+    // (All but the first of these begin with that byte: most texts are looked through at once.)
+    let may_drive = |byte: u8| byte == 0x7f || byte == 0xc2;
+    if !text.bytes().any(may_drive) || !text.contains(drives) {
         return text.into();
     }
     let one = |c: char| if drives(c) { format!("\\u{:04x}", u32::from(c)) } else { c.into() };

@@ -132,18 +132,24 @@ fn once(words: &[String], is_json: bool, view: &View<'_>) -> c_int {
     // One number is answered by one object, everything else by a list.
     let is_single = matches!(words, [word] if word.parse::<u32>().is_ok());
     let shown = match (is_json, read.as_slice()) {
-        (true, [process]) if is_single => format!("{:#}\n", show::json(process, view)),
+        (true, [process]) if is_single => pretty(show::json(process, view)),
         (true, []) if is_single => return status,
-        (true, all) => {
-            let all = all.iter().map(|process| show::json(process, view)).collect();
-            format!("{:#}\n", serde_json::Value::Array(all))
-        }
+        (true, all) => pretty(all.iter().map(|process| show::json(process, view)).collect()),
         (false, all) => {
             let all: Vec<_> = all.iter().map(|process| show::text(process, view)).collect();
             all.join("\n")
         }
     };
     print(TOOL, &shown).max(status)
+}
+
+/// As text, for people as well; the tool ends with that.
+fn pretty(value: serde_json::Value) -> String {
+    // (What is written into memory, and values, which have strings alone for keys, do not fail.)
+    let text = serde_json::to_string_pretty(&value).unwrap_or_default() + "\n";
+    // Of ten thousand connections it takes as long to give the memory back, piece by piece.
+    std::mem::forget(value);
+    text
 }
 
 /// Shows every so often what has changed.
