@@ -80,6 +80,13 @@ for name in "answer", "serve":
     assert kinds[name]["count"] >= 10 and kinds[name]["max_ns"] >= '$WAIT_MS'000000, kinds[name]
     assert sum(b["count"] for b in kinds[name]["buckets"]) == kinds[name]["count"], kinds[name]' "$TMP/histogram"; }
 check histogram kinds
+# Of one that is named alone the other end is found.
+way() { "$NETACC" trace histogram --json -p "$1" | python3 -c '
+import json, sys
+kinds = {kind["name"]: kind for kind in json.load(sys.stdin)}
+assert kinds["send to receive"]["count"] >= 1, kinds'; }
+check way-from-client way "$CLIENT"
+check way-from-server way "$SERVER"
 calls() { "$NETACC" trace show -p "$CLIENT" --json | python3 -c '
 import json, sys
 calls = [e for c in json.load(sys.stdin)[0]["connections"] for e in c["events"] if e["event"] in ("send", "receive")]

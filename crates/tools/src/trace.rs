@@ -89,7 +89,8 @@ impl Trace {
         Ok(Trace { pid: head.pid, is_live, uid, bytes, path, head, file })
     }
 
-    fn identity(&self) -> Option<(u64, u64)> {
+    /// Which file it is.
+    pub fn identity(&self) -> Option<(u64, u64)> {
         self.file.metadata().ok().map(|data| (data.dev(), data.ino()))
     }
 

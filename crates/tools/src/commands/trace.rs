@@ -191,12 +191,21 @@ fn cpu_time() -> Duration {
     Duration::try_from(time).unwrap_or_default()
 }
 
+/// All but these: the other ends of their connections may be among them.
+fn others(traces: &[Trace]) -> Vec<Trace> {
+    let known: Vec<_> = traces.iter().filter_map(Trace::identity).collect();
+    let is_other = |it: &Trace| it.identity().is_none_or(|identity| !known.contains(&identity));
+    trace::all().into_iter().filter(is_other).collect()
+}
+
 fn histogram(matches: &ArgMatches) -> c_int {
     let traces = match meant(matches) {
         Ok(traces) => traces,
         Err(status) => return status,
     };
-    let all = histogram::of(&traces);
+    // (What a file was copied from may be another host.)
+    let others = if matches.contains_id("pid") { others(&traces) } else { Vec::new() };
+    let all = histogram::of(&traces, &others);
     print(
         TOOL,
         &match matches.get_flag("json") {

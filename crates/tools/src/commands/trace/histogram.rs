@@ -7,7 +7,7 @@ use crate::terminal;
 use crate::trace::{Trace, Wanted};
 use netacc_control::trace::{Latency, RingText, Times as Counted, bucket_end};
 use serde_json::{Value, json};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashSet};
 use std::net::SocketAddr;
 
 /// Times of one kind: each of them, or what was counted of them.
@@ -28,26 +28,56 @@ struct Known<'a> {
     gaps: Vec<(u64, u64)>,
 }
 
-/// All kinds.
-pub(super) fn of(traces: &[Trace]) -> Vec<Times> {
+/// All kinds, of these processes; the other ends of their connections are looked for among others
+/// as well.
+pub(super) fn of(traces: &[Trace], others: &[Trace]) -> Vec<Times> {
     let mut all = Vec::new();
     for (i, trace) in traces.iter().enumerate() {
         for ring in trace.rings() {
-            let events = said(trace, &ring, &Wanted::default());
-            let gaps = gaps(&ring);
-            all.push(Known { trace: i, ring, events, gaps });
+            all.push(Known::of(i, trace, ring));
         }
     }
+    let named = all.len();
+    let ends: HashSet<_> = all.iter().map(|known| (known.ring.peer, known.ring.local)).collect();
+    for (i, trace) in (traces.len()..).zip(others) {
+        let mut rings = trace.rings();
+        rings.retain(|ring| ring.number == 0 || is_an_end(ring, &ends));
+        if rings.iter().any(|ring| ring.number != 0) {
+            all.extend(rings.into_iter().map(|ring| Known::of(i, trace, ring)));
+        }
+    }
+    let mut kinds = times(&all, named);
+    kinds.extend(Latency::ALL.map(|which| counted(traces, which)));
+    kinds
+}
+
+type Ends = (Option<SocketAddr>, Option<SocketAddr>);
+
+/// Whether it has one of these pairs of addresses.
+fn is_an_end(ring: &RingText, ends: &HashSet<Ends>) -> bool {
+    ring.local.is_some() && ring.peer.is_some() && ends.contains(&(ring.local, ring.peer))
+}
+
+impl<'a> Known<'a> {
+    fn of(index: usize, trace: &'a Trace, ring: RingText) -> Known<'a> {
+        let events = said(trace, &ring, &Wanted::default());
+        let gaps = gaps(&ring);
+        Known { trace: index, ring, events, gaps }
+    }
+}
+
+/// Those that events say, of the first so many.
+fn times(all: &[Known<'_>], named_rings: usize) -> Vec<Times> {
     let named = |name| Times { name, ..Times::default() };
     let mut sleeps = named("sleep to wake");
     let mut doorbells = named("doorbell to wake");
     let mut agreed = named("in use to promotion");
     let mut moved = named("send to receive");
-    for known in &all {
+    for known in all.iter().take(named_rings) {
         let events = &known.events;
         sleeps.ns.extend((0..events.len()).filter_map(|i| slept(events, i, &known.gaps)));
-        doorbells.ns.extend(woken(&all, known));
-        moved.ns.extend(received(&all, known));
+        doorbells.ns.extend(woken(all, known));
+        moved.ns.extend(received(all, known));
         // (The first events of a connection are kept.)
         let first = |name| events.iter().find(|said| said.meaning.name == name);
         if let (Some(noted), Some(promoted)) = (first("noted"), first("promoted")) {
@@ -55,9 +85,7 @@ pub(super) fn of(traces: &[Trace]) -> Vec<Times> {
             agreed.ns.extend(promoted.ns.checked_sub(noted.ns).filter(|_| is_first));
         }
     }
-    let mut kinds = vec![doorbells, sleeps, agreed, moved];
-    kinds.extend(Latency::ALL.map(|which| counted(traces, which)));
-    kinds
+    vec![doorbells, sleeps, agreed, moved]
 }
 
 /// What these processes have counted of their connections' answers.
@@ -267,6 +295,17 @@ mod tests {
         let all = [old, here, there];
         assert_eq!(received(&all, &all[1]), [70, 150]);
         assert_eq!(received(&all, &all[2]), [] as [u64; 0]);
+        // Of a process that is named alone, whose peer was found beside it.
+        let [old, here, there] = all;
+        let all = [here, there, old];
+        let counts = |named| times(&all, named).iter().map(Times::count).collect::<Vec<_>>();
+        assert_eq!(counts(1), [0, 0, 0, 2]);
+        assert_eq!(counts(0), [0; 4]);
+        let ends: HashSet<_> = [(all[0].ring.peer, all[0].ring.local)].into();
+        let is: Vec<_> = all.iter().map(|known| is_an_end(&known.ring, &ends)).collect();
+        assert_eq!(is, [false, true, true]);
+        let unknown = RingText { local: None, peer: None, ..all[0].ring.clone() };
+        assert!(!is_an_end(&unknown, &[(None, None)].into()), "addresses that are not known yet");
     }
 
     #[test]
