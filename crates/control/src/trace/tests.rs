@@ -35,7 +35,8 @@ fn empty_ring() -> Ring {
         send_from: word(),
         latencies: word(),
         turn: long(),
-        reserved: [const { AtomicU32::new(0) }; 12],
+        followed: [const { AtomicU64::new(0) }; 2],
+        reserved: [const { AtomicU32::new(0) }; 8],
         events: [const { [AtomicU64::new(0), AtomicU64::new(0)] }; EVENTS],
     }
 }
@@ -131,6 +132,7 @@ impl File {
         [&r.noted_calls, &r.worth, &r.send_from].iter().for_each(|w| word(&mut bytes, w));
         word(&mut bytes, &r.latencies);
         long(&mut bytes, &r.turn);
+        r.followed.iter().for_each(|w| long(&mut bytes, w));
         r.reserved.iter().for_each(|w| word(&mut bytes, w));
         r.events.iter().flatten().for_each(|w| long(&mut bytes, w));
         assert_eq!(bytes.len(), RING_BYTES);
