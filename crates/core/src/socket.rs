@@ -488,6 +488,8 @@ impl Socket {
         }
     }
     /// It is the kernel's for good, and nobody counts what moves on it.
+    #[cold]
+    #[inline(never)]
     pub(crate) fn count_no_more(&self) {
         if let Some(r) = self.record() {
             r.count_no_more();
