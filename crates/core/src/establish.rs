@@ -170,9 +170,7 @@ unsafe fn before_kernels_connect(fd: c_int, addr: *const sockaddr, len: socklen_
         // SAFETY: the caller says that two bytes are there.
         let family = || unsafe { user::read(&raw const (*addr).sa_family) };
         if len >= 2 && family() == Some(libc::AF_UNSPEC as libc::sa_family_t) {
-            // Strict: a way back that goes on behind the kernel's connect would mix its bytes with
-            // those of the next connection.
-            let _ = io::to_kernel(s, g, fd, Reason::Disconnected, true);
+            io::disconnect(s, g, fd);
         } else if s.is(State::Candidate) && s.has(flag::CONNECTOR) && !only_tells(s) {
             // (It may be tried again, perhaps elsewhere.)
             forget_if_refused(s, fd);

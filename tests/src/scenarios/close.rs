@@ -1,11 +1,12 @@
 //! The end of a connection: EOF, half-close, reset, SIGPIPE.
 
+use super::ends::{doomed, end};
 use crate::ctx::{Ctx, await_bytes, blocked, recv_exact, send_all};
 use crate::scenario::{Scenario, alone, pair};
 use crate::sys::{self, E, Fd, home};
 use libc::{
     MSG_DONTWAIT, MSG_NOSIGNAL, POLLERR, POLLHUP, POLLIN, POLLOUT, POLLRDHUP, SHUT_RD, SHUT_RDWR,
-    SHUT_WR,
+    SHUT_WR, SIGKILL, SO_ERROR, SOL_SOCKET,
 };
 use std::sync::atomic::{AtomicI32, Ordering};
 
@@ -13,6 +14,9 @@ const MIB: usize = 1 << 20;
 
 /// Connections in turn, of which more than half become accelerated.
 const IN_TURN: usize = 9000;
+
+/// What ends before a socket with bytes unread is disconnected.
+const BEFORE_DISCONNECT: [&str; 4] = ["kill", "close", "shutdown", "own shutdown"];
 
 static PIPES: AtomicI32 = AtomicI32::new(0);
 static PIPE_THREAD: AtomicI32 = AtomicI32::new(0);
@@ -569,6 +573,72 @@ pub fn list() -> Vec<Scenario> {
         )
         // A socket that was disconnected stays on TCP.
         .any_path(),
+        pair(
+            "close/disconnect-with-bytes-unread",
+            "connect(AF_UNSPEC) with bytes unread, after an end of either side: they are gone, and the socket connects again",
+            |t| {
+                for how in BEFORE_DISCONNECT {
+                    // (A port of its own: no client has heard of the one before.)
+                    let listener = t.listener();
+                    t.publish(listener);
+                    let doomed = (how == "kill").then(|| {
+                        doomed(t, listener, 1, |t, fds| {
+                            send_all(fds[0], &[7; 1000]);
+                            t.tell("sent");
+                        })
+                    });
+                    let first = if doomed.is_none() { t.accept(listener) } else { -1 };
+                    if doomed.is_none() {
+                        send_all(first, &[7; 1000]);
+                        t.tell("sent");
+                    }
+                    t.wait("end");
+                    match (how, doomed) {
+                        (_, Some(child)) => end(child, SIGKILL),
+                        ("close", _) => sys::close(first).map(drop).expect("close"),
+                        ("shutdown", _) => sys::shutdown(first, SHUT_WR).map(drop).expect("end"),
+                        _ => {}
+                    }
+                    t.tell("ended");
+                    let second = sys::accept(listener).expect("accept");
+                    send_all(second, &recv_exact(second, 4));
+                    t.log(how, sys::recv(second, &mut [0; 8], 0));
+                    sys::close(second).expect("close");
+                    if !matches!(how, "close" | "kill") {
+                        t.log(how, wait_for_reset(first));
+                        sys::close(first).expect("close");
+                    }
+                    sys::close(listener).expect("close");
+                }
+            },
+            |t| {
+                for how in BEFORE_DISCONNECT {
+                    let addr = t.hear_addr();
+                    let fd = t.connect(addr);
+                    t.wait("sent");
+                    await_bytes(fd, 1000);
+                    t.log(how, recv_exact(fd, 10).len());
+                    t.tell("end");
+                    t.wait("ended");
+                    if how == "own shutdown" {
+                        t.log(how, sys::shutdown(fd, SHUT_WR));
+                    } else {
+                        sys::await_events(fd, POLLRDHUP, 5000);
+                    }
+                    t.log(how, sys::disconnect(fd));
+                    t.log(how, sys::getpeername(fd).is_ok());
+                    // (The error of the reset that is sent stays behind, or none.)
+                    let _ = sys::getopt(fd, SOL_SOCKET, SO_ERROR);
+                    t.log(how, sys::recv(fd, &mut [0; 8], MSG_DONTWAIT));
+                    t.log(how, sys::send(fd, b"x", MSG_NOSIGNAL));
+                    t.log(how, sys::connect(fd, addr));
+                    t.log(how, sys::send(fd, b"anew", MSG_NOSIGNAL));
+                    t.log_text(how, &recv_exact(fd, 4));
+                    t.log(how, sys::recv(fd, &mut [0; 8], MSG_DONTWAIT));
+                    t.log(how, sys::close(fd));
+                }
+            },
+        ),
         pair(
             "close/both-at-once",
             "both ends close with nothing unread; both succeed",

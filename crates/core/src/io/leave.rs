@@ -9,11 +9,14 @@ use crate::channel::{announce, quiet};
 use crate::life_word::step;
 use crate::log::debug_log;
 use crate::outcome::{PASS, Ret};
+use crate::path::PathId;
 use crate::sets::sets;
 use crate::socket::{Event, Socket, State, flag, harmless};
 use crate::trace::Event as Trace;
 use crate::wait::looks;
-use crate::{agent, candidates, carrier, control, fd_table, host, sleep, socket, stats, sys, wait};
+use crate::{
+    agent, candidates, carrier, control, fd_table, host, process, sleep, socket, stats, sys, wait,
+};
 use between_hosts::to_kernel_between_hosts;
 use core::ffi::c_int;
 use core::sync::atomic::Ordering::*;
@@ -111,6 +114,8 @@ pub(crate) fn to_kernel(s: &'static Socket, g: u16, fd: c_int, why: Reason, stri
             }
             become_plain(s, way.fd, why)
         }
+        // (Its maker throws it away.)
+        Some(Action::BreakOff) if why == Reason::Disconnected && throws_away(s) => false,
         Some(Action::BreakOff) => {
             crate::log::warn_of_peer!(
                 "fd {fd}: unread or unsent bytes cannot follow the descriptor ({}): the connection is broken off",
@@ -131,6 +136,14 @@ fn is_reset_untold(s: &'static Socket, g: u16, fd: c_int, strict: bool) -> bool 
         break_off(s, fd);
     }
     untold
+}
+
+/// A connection of this process's alone needs nothing of what does not come back to the kernel: who
+/// dissolves it wants neither what is unread nor what has not arrived (tcp_disconnect). A forked
+/// child might go on reading a ring that serves another one.
+pub(super) fn throws_away(s: &Socket) -> bool {
+    let is_own = !s.is_inherited() && s.forks.load(Relaxed) == process::forks();
+    is_own && s.path() != PathId::Utcp
 }
 
 /// An error that is seen, never a gap in the stream: by this process, by the peer, and by whoever

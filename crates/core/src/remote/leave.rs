@@ -332,6 +332,16 @@ impl Remote {
         }
     }
 
+    /// Nobody wants what a connection on its way still owes: its socket has given the slot up, which
+    /// may serve another one.
+    pub(super) fn departs_no_more(&mut self, i: usize, slot: usize) {
+        let serial = self.link(i).map(|l| l.serial);
+        let on_slot = |x: &Leaving| x.link == i && Some(x.serial) == serial && x.slot == slot;
+        if let Some(at) = self.leaving.iter().position(on_slot) {
+            self.leaving.swap_remove(at).over().give_up();
+        }
+    }
+
     /// Sends on what waited for room.
     pub(super) fn go_on_leaving(&mut self) {
         let now = sys::now_ns();

@@ -360,6 +360,7 @@ impl Remote {
         if let Some(i) = self.links.iter().position(|l| {
             l.as_ref().and_then(|l| l.channel).is_some_and(|c| core::ptr::eq(c, channel))
         }) {
+            self.departs_no_more(i, slot);
             self.left(i, slot);
         }
     }

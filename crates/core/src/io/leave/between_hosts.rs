@@ -3,7 +3,7 @@
 
 use super::super::EAGAIN;
 use super::super::waits::interrupted;
-use super::{LONGEST_NS, NOTHING_COMES_NS, PULL_BACK_NS, pull_back_patience_ns};
+use super::{LONGEST_NS, NOTHING_COMES_NS, PULL_BACK_NS, pull_back_patience_ns, throws_away};
 use crate::outcome::Ret;
 use crate::sets::sets;
 use crate::socket::{Named, Socket, State, flag};
@@ -94,7 +94,8 @@ pub(crate) fn await_way_back(
         }
         wait(left.min(10_000_000) as i64);
     };
-    if abandoned || Leave::new(patience.strict).give_up(true) == Action::BreakOff {
+    let missing = Leave::new(patience.strict).give_up(true) == Action::BreakOff;
+    if abandoned || missing && !(why == Reason::Disconnected && throws_away(s)) {
         break_off_abandoned(s, fd, why);
     }
     false
