@@ -46,12 +46,14 @@ impl Rig {
     }
 
     /// Something comes of that end's way back when a program has done that. (When there is room is
-    /// the kernel's to say, in its own time.)
-    fn comes_on(&mut self, (i, side): (usize, usize), act: impl FnOnce(&mut Rig)) {
+    /// the kernel's to say, in its own time: on a busy machine it may take more than that.)
+    fn comes_on(&mut self, (i, side): (usize, usize), mut act: impl FnMut(&mut Rig)) {
         let s = self.conns[i][side].socket;
         let before = s.came_on.load(Acquire);
-        act(self);
-        for _ in 0..1000 {
+        for turn in 0..1000 {
+            if turn % 300 == 0 {
+                act(self);
+            }
             self.settle();
             if s.came_on.load(Acquire) != before || !s.is(State::Attached) {
                 return;
