@@ -20,7 +20,9 @@ use crate::{
 use between_hosts::to_kernel_between_hosts;
 use core::ffi::c_int;
 use core::sync::atomic::Ordering::*;
-use halves::{Limits, carry_out, freeze, has_hung_up, look_at_rx, look_at_tx, low_epoch, pin};
+use halves::{
+    Headway, Limits, carry_out, freeze, has_hung_up, look_at_rx, look_at_tx, low_epoch, pin,
+};
 use netacc_control::stats::{Counter, Reason};
 use netacc_proto::lives::{Event as Happens, State as Life};
 use netacc_proto::switchover::{
@@ -168,8 +170,7 @@ pub(super) struct LeaveCall {
     strict: bool,
     /// When it is looked again whether the peer's process is stopped.
     asks_at: u64,
-    /// What the last look has found, and from where on bytes were to go again.
-    found: Option<(TxView, RxView, u64)>,
+    headway: Headway,
     arrival: Arrival,
     room: bool,
     /// The peer's announcement that was looked into last.
@@ -202,7 +203,7 @@ impl LeaveCall {
             coming_ns,
             strict,
             asks_at: 0,
-            found: None,
+            headway: Headway::default(),
             arrival: Arrival::default(),
             room: true,
             heard: 0,
@@ -247,8 +248,8 @@ impl LeaveCall {
     }
 
     /// It comes on: the time begins anew.
-    fn comes_on(&mut self, found: (TxView, RxView, u64)) {
-        if self.found.replace(found) != Some(found) && self.strict && self.until != 0 {
+    fn comes_on(&mut self, tx: &TxView, rx: &RxView, again_from: u64) {
+        if self.headway.is_made(tx, rx, again_from) && self.strict && self.until != 0 {
             self.until = self.until.max(sys::now_ns().saturating_add(PULL_BACK_STRICT_NS));
         }
     }
@@ -287,7 +288,7 @@ impl LeaveCall {
         }
         // (What the peer wants back the thread "netacc" gives it: nobody asks here.)
         let view = look_at_tx(&tx, None);
-        self.comes_on((view, rx, tx.end.switch.resend().start));
+        self.comes_on(&view, &rx, tx.end.switch.resend().start);
         let view = TxView { room: self.room, ..view };
         let action = self.leave.step(view, rx, late);
         match action {

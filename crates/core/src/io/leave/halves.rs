@@ -17,7 +17,7 @@ use core::sync::atomic::Ordering::*;
 use core::sync::atomic::{AtomicU32, fence};
 use netacc_control::stats::Counter;
 use netacc_proto::switchover::{
-    Ack, Arrival, Coming, Corrupt, Delivery, Path as Way, Peer, RxView, Sending, TxView,
+    Ack, Arrival, Coming, Corrupt, Delivery, Path as Way, Peer, RxView, Sending, TxState, TxView,
 };
 
 /// What has come again is looked at with these limits ([`Arrival::look`]).
@@ -27,6 +27,34 @@ pub(super) struct Limits {
     /// Nothing more comes when the carrier has ended. (Between hosts its end is looked at
     /// elsewhere.)
     pub(super) hears_end: bool,
+}
+
+/// What has come of a way back so far. Nothing of it counts twice: the peer's words can say this and
+/// then that, for ever.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Headway {
+    /// One bit for each state that a half was in, and for what was true of it.
+    seen: u32,
+    /// How far bytes have gone again, at most.
+    again_from: u64,
+}
+
+impl Headway {
+    /// Whether this look has found something new.
+    pub(super) fn is_made(&mut self, tx: &TxView, rx: &RxView, again_from: u64) -> bool {
+        let facts = [tx.open, tx.asked, rx.unread, !rx.unread];
+        let facts = facts.iter().fold(0, |bits, fact| bits << 1 | u32::from(*fact));
+        let now = 1 << rx.state as u32
+            | 1 << (11 + tx.state as u32)
+            | 1 << (16 + rx.coming as u32)
+            | facts << 19;
+        // (Before and behind that it says nothing of what goes again.)
+        let again_from = if tx.state == TxState::Resending { again_from } else { 0 };
+        let is_new = now & !self.seen != 0 || again_from > self.again_from;
+        self.seen |= now;
+        self.again_from = self.again_from.max(again_from);
+        is_new
+    }
 }
 
 /// Nobody sends on the carrier any more.

@@ -9,7 +9,7 @@ use super::super::probe::{put_back, user_timeout_ms};
 use super::super::under_way::UnderWay;
 use super::PULL_BACK_STRICT_NS;
 use super::between_hosts::wake_leavers;
-use super::halves::{Limits, carry_out, freeze, look_at_rx, look_at_tx, pin};
+use super::halves::{Headway, Limits, carry_out, freeze, look_at_rx, look_at_tx, pin};
 use crate::channel::Channel;
 use crate::log::debug_log;
 use crate::sets::sets;
@@ -44,8 +44,7 @@ pub(crate) struct Departure {
     /// A call, or a wait, of before the attachment was under way on the receiving side when it
     /// froze: it has never been armed.
     never_armed: bool,
-    /// What the last look has found, and from where on bytes were to go again.
-    found: Option<(TxView, RxView, u64)>,
+    headway: Headway,
 }
 
 /// For so long bytes that come again are waited for when no more come; a receive buffer may be too
@@ -64,7 +63,7 @@ impl Departure {
             leave: Leave::new(false),
             arrival: Arrival::default(),
             never_armed: false,
-            found: None,
+            headway: Headway::default(),
         }
     }
 
@@ -93,8 +92,7 @@ impl Departure {
                 let _ = corrupt(s, fd);
                 return Moved::Broken;
             };
-            let found = Some((view, rx, tx.end.switch.resend().start));
-            if core::mem::replace(&mut self.found, found) != found {
+            if self.headway.is_made(&view, &rx, tx.end.switch.resend().start) {
                 s.came_on.fetch_add(1, Release);
             }
             match self.leave.step(TxView { room, peer, ..view }, rx, false) {

@@ -144,8 +144,8 @@ fn a_peer_that_only_flips_its_words_is_given_up() {
         let mut late_after = |ns| {
             testing::pass_ns(ns);
             let late = way.is_late();
-            // As if the look before had found something else.
-            way.found = None;
+            // As if the peer had been in none of these states before.
+            way.headway = Headway::default();
             while !matches!(way.step(false), Ok(Action::Wait(..))) {}
             late
         };
@@ -155,6 +155,41 @@ fn a_peer_that_only_flips_its_words_is_given_up() {
     assert!(leaves(&ends[A], Reason::PassedByScmRights, true), "it answers");
     receives(&mut ends, A, UNREAD);
     close_both(ends);
+}
+
+/// Its words may say this and then that: nothing of it counts twice, but for bytes that go again.
+#[test]
+fn what_a_peer_repeats_is_no_headway() {
+    use netacc_proto::switchover::{Coming, Delivery, Peer, RxState};
+    let tx = TxView {
+        delivery: Delivery::Lossy,
+        state: TxState::Fast,
+        open: true,
+        asked: false,
+        room: true,
+        peer: Peer::Lives,
+        leaves: true,
+    };
+    let (state, coming) = (RxState::Frozen, Coming::Waiting);
+    let rx = RxView { state, coming, unread: true, peer: Peer::Lives };
+    let mut headway = Headway::default();
+    let each = [
+        (tx, rx),
+        (TxView { asked: true, ..tx }, rx),
+        (tx, RxView { unread: false, ..rx }),
+        (tx, RxView { state: RxState::FrozenToFast, ..rx }),
+        (tx, RxView { state: RxState::Leftover, coming: Coming::Short, ..rx }),
+        (TxView { state: TxState::Shut, ..tx }, rx),
+        (TxView { state: TxState::Resending, ..tx }, rx),
+    ];
+    for again in [true, false, false] {
+        for (tx, rx) in &each {
+            assert_eq!(headway.is_made(tx, rx, 5), again, "{tx:?} {rx:?}");
+        }
+    }
+    let tx = TxView { state: TxState::Resending, ..tx };
+    assert!(headway.is_made(&tx, &rx, 6) && !headway.is_made(&tx, &rx, 5));
+    assert!(!headway.is_made(&tx, &rx, 6) && headway.is_made(&tx, &rx, 7));
 }
 
 /// (Without that the receive never returns.)
