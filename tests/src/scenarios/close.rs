@@ -574,6 +574,38 @@ pub fn list() -> Vec<Scenario> {
         // A socket that was disconnected stays on TCP.
         .any_path(),
         pair(
+            "close/send-behind-own-shutdown-and-reset",
+            "what sends say behind one's own shutdown, before and behind the peer's reset, and a receive or SO_ERROR that has taken the error",
+            |t| {
+                for fd in t.servers(4) {
+                    await_bytes(fd, 1);
+                    t.wait("close");
+                    t.log("close", sys::close(fd));
+                    t.tell("closed");
+                }
+            },
+            |t| {
+                for (how, fd) in ["send", "two sends", "recv", "SO_ERROR"].into_iter().zip(t.clients(4)) {
+                    send_all(fd, b"x");
+                    t.log(how, sys::shutdown(fd, SHUT_WR));
+                    t.log(how, sys::send(fd, b"x", MSG_NOSIGNAL));
+                    t.tell("close");
+                    t.wait("closed");
+                    t.log(how, wait_for_reset(fd));
+                    match how {
+                        "recv" => t.log(how, sys::recv(fd, &mut [0; 8], 0)),
+                        "SO_ERROR" => t.log(how, sys::getopt(fd, SOL_SOCKET, SO_ERROR).map(E)),
+                        "send" => t.log(how, sys::send(fd, b"x", MSG_NOSIGNAL)),
+                        _ => t.log(how, sys::send(fd, &[0; 70_000], MSG_NOSIGNAL | MSG_DONTWAIT)),
+                    }
+                    t.log(how, sys::send(fd, b"x", MSG_NOSIGNAL));
+                    t.log(how, sys::recv(fd, &mut [0; 8], 0));
+                    t.log(how, sys::getopt(fd, SOL_SOCKET, SO_ERROR).map(E));
+                    t.log(how, sys::close(fd));
+                }
+            },
+        ),
+        pair(
             "close/disconnect-with-bytes-unread",
             "connect(AF_UNSPEC) with bytes unread, after an end of either side: they are gone, and the socket connects again",
             |t| {

@@ -332,8 +332,8 @@ impl Remote {
         }
     }
 
-    /// Nobody wants what a connection on its way still owes: its socket has given the slot up, which
-    /// may serve another one.
+    /// Nobody wants what a connection on its way still owes: its socket has given the slot up,
+    /// which may serve another one.
     pub(super) fn departs_no_more(&mut self, i: usize, slot: usize) {
         let serial = self.link(i).map(|l| l.serial);
         let on_slot = |x: &Leaving| x.link == i && Some(x.serial) == serial && x.slot == slot;

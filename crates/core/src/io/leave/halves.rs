@@ -29,8 +29,8 @@ pub(super) struct Limits {
     pub(super) hears_end: bool,
 }
 
-/// What has come of a way back so far. Nothing of it counts twice: the peer's words can say this and
-/// then that, for ever.
+/// What has come of a way back so far. Nothing of it counts twice: the peer's words can say this
+/// and then that, for ever.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Headway {
     /// One bit for each state that a half was in, and for what was true of it.
