@@ -291,12 +291,15 @@ impl Sending<'_> {
         if self.done > 0 {
             return Next::Done(0);
         }
+        // (It may have given an error to another call that is still to tell it: that comes first.)
+        let lossy = self.s.path().is_lossy();
+        let flags = if lossy { self.flags | libc::MSG_NOSIGNAL } else { self.flags };
         // SAFETY: the caller's buffers; the kernel answers EPIPE and sends SIGPIPE as it must.
-        let r = unsafe { kernel_send(self.fd, self.iov, self.done, self.flags) };
+        let r = unsafe { kernel_send(self.fd, self.iov, self.done, flags) };
         if r == ECONNRESET {
             self.s.raise(flag::TOLD);
         }
-        Next::Done(r)
+        if r == EPIPE && lossy { Next::Over } else { Next::Done(r) }
     }
 
     /// The connection is none of the rings' any more: the kernel takes the rest.
@@ -328,8 +331,10 @@ impl Sending<'_> {
         if goes_on { Next::Anew } else { Next::Done(0) }
     }
 
+    /// Shut down, of which the kernel does not know yet: it knows of an error that comes first.
     fn broken_pipe(&self) -> Next {
-        Next::Done(self.pipe())
+        let failed = self.done == 0 && carrier::is_closed(self.fd);
+        if failed { Next::Gone } else { Next::Done(self.pipe()) }
     }
 
     fn pipe(&self) -> Ret {
