@@ -1,5 +1,4 @@
-//! Before the agreement: calls go through the kernel and are counted; then the connection is
-//! attached.
+//! Before the agreement: calls go through the kernel and are counted. Then the connection attaches.
 
 use super::arm_receiver::settle_rx;
 use super::attach::attach;
