@@ -150,7 +150,7 @@ pub(super) fn throws_away(s: &Socket) -> bool {
 
 /// An error that is seen, never a gap in the stream: by this process, by the peer, and by whoever
 /// has the descriptor next. (First what is said of it: nobody makes another end of it any more.)
-fn break_off(s: &Socket, fd: c_int) {
+pub(super) fn break_off(s: &Socket, fd: c_int) {
     s.raise(flag::BROKEN_OFF | flag::RESET | flag::CARRIER_SPOKE);
     s.trace(Trace::BrokenOff, 0);
     carrier::dissolve(fd);

@@ -94,7 +94,8 @@ pub(crate) const LEAVING: u32 = 1 << 22;
 pub(crate) const RESET: u32 = 1 << 23;
 /// The library has broken the connection off: bytes are missing, whatever the kernel says.
 pub(crate) const BROKEN_OFF: u32 = 1 << 24;
-/// The peer broke the rules: every call fails with ECONNRESET.
+/// Every call fails with ECONNRESET: the peer broke the rules, or the connection was dissolved and
+/// could not be taken apart (`crate::io::disconnect`).
 pub(crate) const CORRUPT: u32 = 1 << 25;
 /// The application was told that the stream broke off. (As of any error, once: tcp(7).)
 pub(crate) const TOLD: u32 = 1 << 26;
