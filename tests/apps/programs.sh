@@ -67,10 +67,13 @@ program ldd 'ldd /bin/ls | grep -c libc.so; file /bin/ls 2>/dev/null | grep -c E
 # A process has one first connection, and its threads begin when they come to: many servers.
 raw_clone() {
   command -v cc >/dev/null || { skip raw-clone "no cc"; return; }
-  local accelerated
-  cc -O1 -o raw_clone "$here/raw_clone.c" && ./raw_clone || { fail raw-clone "without the library: $?"; return; }
-  accelerated=$(for _ in $(seq 30); do LD_PRELOAD=$LIB ./raw_clone || { echo "status $?"; break; }; done)
-  same raw-clone "" "$accelerated"
+  local call got
+  cc -O1 -o raw_clone "$here/raw_clone.c" || { fail raw-clone; return; }
+  for call in "" fork; do
+    ./raw_clone $call || { fail "raw-${call:-clone}" "without the library: $?"; continue; }
+    got=$(for _ in $(seq 30); do LD_PRELOAD=$LIB ./raw_clone $call || { echo "status $?"; break; }; done)
+    same "raw-${call:-clone}" "" "$got"
+  done
 }
 if wanted raw-clone; then raw_clone; fi
 

@@ -28,7 +28,12 @@ pub(crate) fn await_begun() {
     let (mut left, mut since) = (AWAITED_NS, None);
     loop {
         let starting = STARTING.load(Acquire);
-        if starting == 0 || left <= 0 {
+        if starting == 0 {
+            return;
+        }
+        if left <= 0 {
+            // Given up. (A child of a raw clone may have the count, and not the thread.)
+            let _ = STARTING.compare_exchange(starting, 0, Relaxed, Relaxed);
             return;
         }
         let since = *since.get_or_insert_with(sys::now_ns);
@@ -43,7 +48,9 @@ pub(crate) fn forget_starting() {
 }
 
 fn has_begun() {
-    if STARTING.fetch_sub(1, Release) == 1 {
+    // (It may have been given up meanwhile.)
+    let before = STARTING.fetch_update(Release, Relaxed, |starting| starting.checked_sub(1));
+    if before == Ok(1) {
         sys::futex_wake(&STARTING, i32::MAX, true);
     }
 }

@@ -108,9 +108,17 @@ const MAKES_CHILD: &[c_long] = &[
     SYS_clone3,
     #[cfg(target_arch = "x86_64")]
     SYS_vfork,
+    #[cfg(target_arch = "x86_64")]
+    SYS_fork,
 ];
 
 extern "C" fn before_child(slot: &Slot, number: usize) -> *mut c_void {
+    #[cfg(target_arch = "x86_64")]
+    if number == SYS_fork as usize {
+        // (It has its own memory.)
+        netacc_core::api::await_threads();
+        return slot.address();
+    }
     process::before_vfork(number);
     slot.address()
 }
