@@ -43,8 +43,8 @@ killed() { kill -9 "$1"; wait "$1" 2>/dev/null; }
 
 for kind in threads epoll; do
   begin 8 $([ $kind = epoll ] && echo --epoll)
-  # (The probe of `listens` is a ninth. Of a connection with a million events the middle is not kept:
-  # it may have been promoted there.)
+  # (The probe of `listens` is a ninth. Of a connection with a million events the middle is not
+  # kept: it may have been promoted there.)
   talking='sum("promoted" in names(x) or any(e.get("path") == "shm" for e in x["events"]) for x in c)'
   if becomes 8 ask "$talking" -p "$SERVER"; then ok $kind-live; else
     fail $kind-live "$("$SS" -s sock "$SERVER"; "${TRACE[@]}" show -p "$SERVER" --last 2)"; fi

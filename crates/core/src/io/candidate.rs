@@ -121,7 +121,7 @@ pub(crate) fn candidate(
     Some(r)
 }
 
-/// The kernel call, where each is recorded (`followed.rs`).
+/// The kernel call, where each is recorded (`trace/calls.rs`).
 #[cold]
 #[inline(never)]
 fn followed(on: Named, side: Side, flags: c_int, call: &mut impl FnMut(c_int) -> isize) -> isize {
