@@ -52,15 +52,18 @@ fn abandon(s: &'static Socket, g: u16, fd: c_int) {
         return;
     }
     s.raise(flag::CORRUPT);
+    s.set_reason(Reason::Disconnected);
+    // (A child cannot hold its maker's ends, nor a handler one that its own thread has.)
+    let own = !s.is_inherited();
+    let tx = if own { hold_tx(s, g).ok() } else { None };
+    let fd = if tx.is_some() { s.fd.load(Acquire) } else { fd };
     if !s.has(flag::BROKEN_OFF) {
         break_off(s, fd);
     }
-    if !s.is_inherited()
-        && let Ok(mut rx) = hold_rx(s, g)
-    {
+    drop(tx);
+    if own && let Ok(mut rx) = hold_rx(s, g) {
         let _ = rx.skip(u64::MAX);
     }
-    s.set_reason(Reason::Disconnected);
 }
 
 /// As a close with bytes unread, which ends in a reset (`last_close.rs`); but the descriptor stays.

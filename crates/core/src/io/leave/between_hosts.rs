@@ -2,6 +2,7 @@
 //! does it, and they wait.
 
 use super::super::EAGAIN;
+use super::super::ends::hold_tx;
 use super::super::waits::interrupted;
 use super::{LONGEST_NS, NOTHING_COMES_NS, PULL_BACK_NS, pull_back_patience_ns, throws_away};
 use crate::outcome::Ret;
@@ -96,7 +97,7 @@ pub(crate) fn await_way_back(
     };
     let missing = Leave::new(patience.strict).give_up(true) == Action::BreakOff;
     if abandoned || missing && !(why == Reason::Disconnected && throws_away(s)) {
-        break_off_abandoned(s, fd, why);
+        break_off_abandoned(Named { s, g, fd }, why);
     }
     false
 }
@@ -132,7 +133,7 @@ pub(in crate::io) fn await_carrier(
                     && s.is(State::Attached)
                     && s.generation16() == g =>
             {
-                break_off_abandoned(s, fd, why)
+                break_off_abandoned(Named { s, g, fd }, why)
             }
             State::Attached if sys::now_ns() >= until => return Err(EAGAIN),
             State::Attached => {
@@ -187,7 +188,15 @@ pub(crate) fn wake_leavers(s: &Socket) {
 }
 
 /// Nobody brings what is in the rings back: an error that is seen, never a gap in the stream.
-fn break_off_abandoned(s: &Socket, fd: c_int, why: Reason) {
+fn break_off_abandoned(Named { s, g, fd }: Named, why: Reason) {
+    // (Its number may be another file's by now: a close takes this lock before it gives the number
+    // away. A child cannot hold its maker's, nor a handler one that its own thread has.)
+    let own = if s.is_inherited() { None } else { hold_tx(s, g).ok() };
+    // It may have come back since that was found out.
+    if s.generation16() != g || !s.is(State::Attached) {
+        return;
+    }
+    let fd = if own.is_some() { s.fd.load(Acquire) } else { fd };
     if s.flags.fetch_or(flag::BROKEN_OFF, AcqRel) & flag::BROKEN_OFF == 0 {
         crate::log::warn_of_peer!(
             "fd {fd}: the peer does not take the connection back to TCP ({}): it is broken off",
