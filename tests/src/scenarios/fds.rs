@@ -93,6 +93,9 @@ fn hidden() -> Vec<Fd> {
 /// See docs/manual/limits.md.
 const PIDFD_GETFD: &str = "not supported while the connection is accelerated";
 
+const ALL_IN_THE_RING: &str =
+    "what a peer that is handed on has left in the ring cannot come back: docs/manual/limits.md";
+
 /// The client of many: hears that the server is alive, and says that it is.
 fn answers(t: &Ctx) {
     let fd = t.client();
@@ -614,6 +617,19 @@ pub fn list() -> Vec<Scenario> {
             feeder,
         ),
         pair(
+            "fds/pass-at-both-ends",
+            "SCM_RIGHTS at both ends at once, with small buffers, all of them full, and nobody who reads: neither waits for the other",
+            |t| passes_full(t, t.server(), [1, 2]),
+            |t| passes_full(t, t.client(), [2, 1]),
+        )
+        .skip(&[
+            ("shm", ALL_IN_THE_RING),
+            ("early", ALL_IN_THE_RING),
+            ("new", ALL_IN_THE_RING),
+            ("fast", ALL_IN_THE_RING),
+            ("switch", ALL_IN_THE_RING),
+        ]),
+        pair(
             "fds/pass-to-a-child",
             "SCM_RIGHTS to a process with the library that was started before the connection",
             |t| pass_to_helper(t, true),
@@ -719,6 +735,29 @@ pub fn list() -> Vec<Scenario> {
 
 /// A helper gets the connection over a unix socket that it was born with, reads 1000 bytes and
 /// sends them back.
+/// Sends until there is no room, as the peer does, hands the connection on, and reads what has come.
+fn passes_full(t: &Ctx, fd: Fd, [mine, theirs]: [u64; 2]) {
+    for name in [libc::SO_SNDBUF, libc::SO_RCVBUF] {
+        sys::setopt(fd, libc::SOL_SOCKET, name, 4096).expect("setsockopt");
+    }
+    let mut sender = t.sender(fd, mine);
+    let mut sent = 0;
+    while let Ok(n) = sys::send(fd, &sender.upcoming(4096), MSG_DONTWAIT) {
+        sender.advance(n);
+        sent += n;
+    }
+    t.meet("full");
+    let [a, b] = sys::socketpair(libc::SOCK_STREAM | libc::SOCK_CLOEXEC).expect("socketpair");
+    t.log("send", sys::send_fds(a, b"fd", &[fd]));
+    t.log("close", sys::close(fd));
+    let (_, fds) = sys::recv_fds(b).expect("recvmsg");
+    t.tell(&sent.to_string());
+    let mut receiver = t.receiver(fds[0], theirs);
+    receiver.accept(&recv_exact(fds[0], t.hear().parse().expect("a number")));
+    t.log("all of it, exact", receiver.error.is_none());
+    t.meet("end");
+}
+
 fn pass_to_helper(t: &Ctx, keep_preload: bool) {
     let [a, b] = sys::socketpair(libc::SOCK_STREAM | libc::SOCK_CLOEXEC).expect("socketpair");
     let helper = t.helper("take-fd", &[], keep_preload, Some(b));

@@ -121,6 +121,7 @@ fn later(t: &Ctx, make: impl Fn(Fd) -> Box<dyn FnMut()>) {
 }
 
 fn serve_later(t: &Ctx, fd: Fd, wait: &mut dyn FnMut()) {
+    t.tell(&sys::getpid().to_string());
     for _ in 0..BEFORE {
         let message = receive(fd, wait);
         assert!(sys::send(fd, &message, 0) == Ok(MESSAGE));
@@ -130,12 +131,18 @@ fn serve_later(t: &Ctx, fd: Fd, wait: &mut dyn FnMut()) {
 }
 
 fn later_client(t: &Ctx) {
-    exchange_later(t.client());
+    let fd = t.client();
+    exchange_later(t, fd);
     t.meet("end");
 }
 
-fn exchange_later(fd: Fd) {
+/// Each message comes when the server sleeps: it has to wait for every one.
+fn exchange_later(t: &Ctx, fd: Fd) {
+    let server = t.hear().parse().expect("a process");
     for n in 0..BEFORE {
+        while !sys::is_asleep(server) {
+            std::thread::yield_now();
+        }
         send_all(fd, &[n as u8; MESSAGE]);
         assert!(recv_exact(fd, MESSAGE) == [n as u8; MESSAGE]);
     }
@@ -324,7 +331,7 @@ pub fn list() -> Vec<Scenario> {
             },
             |t| {
                 for fd in t.clients(2).into_iter().map(renamed) {
-                    exchange_later(fd);
+                    exchange_later(t, fd);
                 }
                 t.meet("end");
             },
@@ -347,7 +354,7 @@ pub fn list() -> Vec<Scenario> {
                 let fd = t.connect(addr);
                 send_all(fd, &[1; MESSAGE]);
                 let child = t.child(|t| {
-                    exchange_later(t.connect(addr));
+                    exchange_later(t, t.connect(addr));
                     "served".into()
                 });
                 t.log("child", child.join());
@@ -372,6 +379,7 @@ pub fn list() -> Vec<Scenario> {
             "a server that was seen to wait, and then reads past libc: the read gets the bytes after a second or two, and others in order",
             |t| {
                 let fd = t.server();
+                t.tell(&sys::getpid().to_string());
                 for _ in 0..BEFORE {
                     let mut message = [0; MESSAGE];
                     let mut got = 0;

@@ -56,11 +56,6 @@ fn shares(t: &Ctx) -> String {
     format!("memory: {memory}, sockets: {sockets}")
 }
 
-/// Whether a process sleeps.
-fn is_asleep(pid: i32) -> bool {
-    std::fs::read_to_string(format!("/proc/{pid}/stat")).is_ok_and(|stat| stat.contains(") S "))
-}
-
 /// A server leaves a connection to a child that has it still, and is changing its rights: it closes
 /// it when the child sleeps in that call, and so waits for this. True: it did so in time, and the
 /// child has served the connection. (Without a fast path nobody waits.)
@@ -89,7 +84,7 @@ fn leaves(t: &Ctx, listener: Fd) -> bool {
     let is_over = || sys::await_events(hear, libc::POLLIN, 0) != 0;
     let mut slept = false;
     while !slept && !is_over() {
-        slept = is_asleep(child.pid) && !is_over();
+        slept = sys::is_asleep(child.pid) && !is_over();
     }
     sys::close(fd).expect("close");
     let _ = sys::read(hear, &mut word);

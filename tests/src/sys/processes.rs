@@ -34,6 +34,11 @@ pub fn getpid() -> libc::pid_t {
     unsafe { libc::getpid() }
 }
 
+/// Whether a process, its first thread, sleeps.
+pub fn is_asleep(pid: libc::pid_t) -> bool {
+    std::fs::read_to_string(format!("/proc/{pid}/stat")).is_ok_and(|stat| stat.contains(") S "))
+}
+
 pub fn gettid() -> libc::pid_t {
     // SAFETY: gettid cannot fail.
     unsafe { libc::gettid() }

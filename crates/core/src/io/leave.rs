@@ -18,6 +18,7 @@ use crate::{
     agent, candidates, carrier, control, fd_table, host, process, sleep, socket, stats, sys, wait,
 };
 use between_hosts::to_kernel_between_hosts;
+pub(super) use between_hosts::to_kernel_to_send;
 use core::ffi::c_int;
 use core::sync::atomic::Ordering::*;
 use halves::{
@@ -28,10 +29,12 @@ use netacc_proto::lives::{Event as Happens, State as Life};
 use netacc_proto::switchover::{
     Ack, Action, Arrival, Await, Leave, Receiving, RxView, Sending, TxState, TxView,
 };
+use send_buffer::SendBuffer;
 
 pub(crate) mod between_hosts;
 mod halves;
 pub(crate) mod pause;
+mod send_buffer;
 pub(crate) mod serve;
 pub(crate) mod step;
 
@@ -177,6 +180,8 @@ pub(super) struct LeaveCall {
     heard: u32,
     /// It stays attached ([`pause`]).
     pauses: bool,
+    /// Nobody may be reading what goes again.
+    grown: Option<SendBuffer>,
 }
 
 impl LeaveCall {
@@ -208,6 +213,7 @@ impl LeaveCall {
             room: true,
             heard: 0,
             pauses: false,
+            grown: None,
         }
     }
 
@@ -288,7 +294,11 @@ impl LeaveCall {
         }
         // (What the peer wants back the thread "netacc" gives it: nobody asks here.)
         let view = look_at_tx(&tx, None);
-        self.comes_on(&view, &rx, tx.end.switch.resend().start);
+        let resend = tx.end.switch.resend();
+        self.comes_on(&view, &rx, resend.start);
+        if self.strict && !self.room && self.grown.is_none() {
+            self.grown = SendBuffer::grown(fd, resend.end.saturating_sub(resend.start));
+        }
         let view = TxView { room: self.room, ..view };
         let action = self.leave.step(view, rx, late);
         match action {

@@ -2,7 +2,7 @@
 
 use super::ends::{hold_rx, reads_ring_first};
 use super::kept::give_up_listener;
-use super::leave::to_kernel;
+use super::leave::{to_kernel, to_kernel_to_send};
 use crate::fd_table::Entry;
 use crate::sets::sets;
 use crate::socket::{Socket, State, flag};
@@ -14,16 +14,23 @@ use netacc_control::stats::Reason;
 /// [`crate::api::need_kernel`].
 pub(crate) fn need_kernel(fd: c_int, why: Reason) {
     // Where somebody is about to read who cannot read a ring.
-    give_to_kernel(fd, why, leaves_sight(why) && why != Reason::IoUring);
+    let strict = leaves_sight(why) && why != Reason::IoUring;
+    give_to_kernel(fd, why, |s, g| _ = to_kernel(s, g, fd, why, strict));
 }
 
 /// The same where somebody only sends past us: what is unread in a ring is received by ordinary
 /// calls.
 pub(crate) fn need_kernel_to_send(fd: c_int, why: Reason) {
-    give_to_kernel(fd, why, false);
+    give_to_kernel(fd, why, |s, g| {
+        if s.is(State::Attached) && s.path().leaves_by_agent() {
+            to_kernel_to_send(s, g, fd, why);
+        } else {
+            _ = to_kernel(s, g, fd, why, false);
+        }
+    });
 }
 
-fn give_to_kernel(fd: c_int, why: Reason, strict: bool) {
+fn give_to_kernel(fd: c_int, why: Reason, go: impl FnOnce(&'static Socket, u16)) {
     let (s, g) = match fd_table::get(fd) {
         Entry::Socket(s, g) => (s, g),
         Entry::Fresh(_) | Entry::Listener(_) => {
@@ -40,7 +47,7 @@ fn give_to_kernel(fd: c_int, why: Reason, strict: bool) {
     if s.has(flag::TRACKED) {
         adoption::passed::lose_track(s, fd);
     }
-    let _ = to_kernel(s, g, fd, why, strict);
+    go(s, g);
 }
 
 /// Of a descriptor that the kernel is to serve for good ([`need_kernel`]) the next bytes are in a

@@ -94,8 +94,9 @@ pub struct Plan {
     pub buffers: [i32; 2],
 }
 
-/// The connection of each campaign that has to be broken off; it takes the library's patience, 2 s.
-const HOPELESS: usize = 6;
+/// The connection of each campaign that finds no room for what goes again; where the kernel's buffer
+/// cannot be grown it has to be broken off.
+const NO_ROOM: usize = 6;
 
 /// Mixes numbers into a seed.
 pub fn mix(parts: &[u64]) -> u64 {
@@ -142,7 +143,7 @@ impl Plan {
         sides[1].lingers &= !sides[0].lingers;
         let stage = if index.is_multiple_of(2) {
             let mut stage = staged(&mut rng, &mut sides);
-            if index == HOPELESS {
+            if index == NO_ROOM {
                 // The leader takes nothing although the follower must hand on what it has to send
                 // again.
                 stage.leave = Leave::Option(0);

@@ -4,6 +4,7 @@
 use super::super::EAGAIN;
 use super::super::ends::hold_tx;
 use super::super::waits::interrupted;
+use super::send_buffer::SendBuffer;
 use super::{LONGEST_NS, NOTHING_COMES_NS, PULL_BACK_NS, pull_back_patience_ns, throws_away};
 use crate::outcome::Ret;
 use crate::sets::sets;
@@ -13,7 +14,7 @@ use crate::{candidates, carrier, sleep, socket, sys};
 use core::ffi::c_int;
 use core::sync::atomic::Ordering::*;
 use netacc_control::stats::Reason;
-use netacc_proto::switchover::{Action, Leave};
+use netacc_proto::switchover::{Action, Leave, TxState};
 
 /// [`super::to_kernel`] of a connection between hosts: the thread does it, and is waited for. In a
 /// forked child it is its maker's.
@@ -24,9 +25,19 @@ pub(in crate::io) fn to_kernel_between_hosts(
     why: Reason,
     strict: bool,
 ) -> bool {
-    let patience = Patience::of(s, g, why, strict);
-    await_way_back(Named { s, g, fd }, why, patience, |ns| {
-        let (word, attached) = s.state.word(State::Attached);
+    await_thread(Named { s, g, fd }, why, Patience::of(s, g, why, strict))
+}
+
+/// The same for who only sends, past the library: the sending half alone is waited for, and what is
+/// unread may stay in the ring. (A byte on the carrier before that half is there would be taken for
+/// a broken rule.)
+pub(in crate::io) fn to_kernel_to_send(s: &'static Socket, g: u16, fd: c_int, why: Reason) {
+    let _ = await_thread(Named { s, g, fd }, why, Patience::to_send(s, g, why));
+}
+
+fn await_thread(on: Named, why: Reason, patience: Patience) -> bool {
+    await_way_back(on, why, patience, |ns| {
+        let (word, attached) = on.s.state.word(State::Attached);
         sys::futex_wait(word, attached, ns, false);
     })
 }
@@ -37,6 +48,8 @@ pub(crate) struct Patience {
     /// It is over then, whatever comes.
     ends: u64,
     strict: bool,
+    /// The sending half is enough.
+    sends: bool,
     /// What the socket had counted ([`Socket::came_on`]) when there was a change last.
     came_on: u32,
 }
@@ -46,7 +59,11 @@ impl Patience {
         let ns = if strict { NOTHING_COMES_NS } else { pull_back_patience_ns(s, g, why, false) };
         let now = sys::now_ns();
         let (until, ends) = (now.saturating_add(ns), now.saturating_add(LONGEST_NS));
-        Patience { until, ends, strict, came_on: s.came_on.load(Acquire) }
+        Patience { until, ends, strict, sends: false, came_on: s.came_on.load(Acquire) }
+    }
+
+    pub(crate) fn to_send(s: &'static Socket, g: u16, why: Reason) -> Patience {
+        Patience { sends: true, ..Patience::of(s, g, why, true) }
     }
 
     /// How long there is still. Who would break the connection off waits as long as it comes on:
@@ -70,6 +87,7 @@ pub(crate) fn await_way_back(
 ) -> bool {
     let inherited = s.is_inherited();
     let (channel, slot) = (s.channel(), s.slot.load(Relaxed) as usize);
+    let mut grown = None;
     ask_to_demote(s, g, why);
     let abandoned = loop {
         if s.generation16() != g || !s.is(State::Attached) {
@@ -78,6 +96,9 @@ pub(crate) fn await_way_back(
             }
             has_left(s, g);
             return true;
+        }
+        if patience.sends && sends_by_kernel(s, g) {
+            return false;
         }
         // As soon as the peer's reader lets it, which may take as long as with TCP; but its maker
         // has to live.
@@ -93,6 +114,9 @@ pub(crate) fn await_way_back(
         {
             break abandoned;
         }
+        if patience.strict && grown.is_none() {
+            grown = left_to_send(s, g).and_then(|bytes| SendBuffer::grown(fd, bytes));
+        }
         wait(left.min(10_000_000) as i64);
     };
     let missing = Leave::new(patience.strict).give_up(true) == Action::BreakOff;
@@ -100,6 +124,21 @@ pub(crate) fn await_way_back(
         break_off_abandoned(Named { s, g, fd }, why);
     }
     false
+}
+
+/// How many bytes wait to go again. (A forked child does not see its maker's.)
+fn left_to_send(s: &'static Socket, g: u16) -> Option<u64> {
+    let tx = if s.is_inherited() { return None } else { hold_tx(s, g).ok()? };
+    let resend = tx.end.switch.resend();
+    (tx.end.switch.state() == TxState::Resending).then(|| resend.end - resend.start)
+}
+
+/// Nothing of the sending half is under way by another path. (A forked child cannot tell of its
+/// maker's.)
+pub(crate) fn sends_by_kernel(s: &'static Socket, g: u16) -> bool {
+    !s.is_inherited()
+        && hold_tx(s, g)
+            .is_ok_and(|tx| matches!(tx.end.switch.state(), TxState::Carrier | TxState::Shut))
 }
 
 /// A call that needs the carrier of a connection between hosts: waits, as it would wait for the
@@ -202,6 +241,8 @@ fn break_off_abandoned(Named { s, g, fd }: Named, why: Reason) {
             "fd {fd}: the peer does not take the connection back to TCP ({}): it is broken off",
             why.name()
         );
-        carrier::dissolve(fd);
     }
+    // Also where it was broken off before: the carrier may have told its error to the library, and
+    // would end for whoever gets the descriptor as if nothing were missing.
+    carrier::dissolve(fd);
 }

@@ -14,12 +14,23 @@ impl Rig {
         &mut self,
         (i, side): (usize, usize),
         each_ns: u64,
+        meanwhile: impl FnMut(&mut Rig),
+    ) -> (bool, u64) {
+        let s = self.conns[i][side].socket;
+        let patience = Patience::of(s, s.generation16(), Reason::InheritedByExec, true);
+        self.waits((i, side), patience, each_ns, meanwhile)
+    }
+
+    fn waits(
+        &mut self,
+        (i, side): (usize, usize),
+        patience: Patience,
+        each_ns: u64,
         mut meanwhile: impl FnMut(&mut Rig),
     ) -> (bool, u64) {
         let End { socket: s, fd, .. } = self.conns[i][side];
         let (g, why) = (s.generation16(), Reason::InheritedByExec);
         let began = sys::now_ns();
-        let patience = Patience::of(s, g, why, true);
         let went = io::await_way_back(Named { s, g, fd }, why, patience, |_| {
             meanwhile(self);
             self.settle();
@@ -72,12 +83,14 @@ impl Rig {
     }
 }
 
-/// Its program reads a little at a time: what goes again over the carrier finds room as slowly.
-/// (After 2 s the connection was broken off.)
+/// Its program reads a little at a time: what goes again over the carrier finds room as slowly,
+/// where the kernel may keep no more of it. (After 2 s the connection was broken off.)
 #[test]
 fn a_slow_reader_is_waited_for() {
     for model in MODELS {
         let (mut rig, i) = Rig::full(model);
+        let (fd, few) = (rig.conns[i][C].fd, 1);
+        assert!(sys::setsockopt(fd, libc::IPPROTO_TCP, libc::TCP_NOTSENT_LOWAT, &few) >= 0);
         let (went, took) = rig.hand_on((i, C), 3 * SECOND_NS, |r| {
             r.comes_on((i, C), |r| _ = r.receive(i, A, 3000));
         });
@@ -109,27 +122,101 @@ fn a_busy_host_is_waited_for() {
     }
 }
 
-/// Where nothing comes of it, be the host stopped or the program one that does not read, the
-/// connection is broken off 10 s after the last change (the kernel may find room for a little
-/// more): an error at both ends.
+/// Who only sends past the library waits for its own half, however busy the other host is: a byte
+/// that came to the carrier before would be taken for a broken rule. (It waited 50 ms.)
+#[test]
+fn who_only_sends_waits_for_its_own_half() {
+    for model in MODELS {
+        let (mut rig, i) = Rig::full(model);
+        let s = rig.conns[i][C].socket;
+        let g = s.generation16();
+        let patience = Patience::to_send(s, g, Reason::StdioStream);
+        let other = rig.conns[i][A].host;
+        let mut turns = 0;
+        let (_, took) = rig.waits((i, C), patience, SECOND_NS, |r| {
+            turns += 1;
+            r.hosts[other].stopped = turns % 5 != 0;
+            if !r.hosts[other].stopped {
+                r.comes_on((i, C), |r| _ = r.receive(i, A, 30_000));
+            }
+        });
+        assert!(took > 4 * SECOND_NS, "{model:?}: after {took} ns");
+        assert!(!s.is(State::Attached) || io::sends_by_kernel(s, g), "{model:?}");
+        rig.hosts[other].stopped = false;
+        rig.nothing_is_lost(i);
+    }
+}
+
+/// A program that does not read, or that waits for the same at its end, holds nobody up: the
+/// kernel's buffer takes what goes again, and is then as it was. (After 10 s it was broken off.)
+#[test]
+fn nobody_has_to_read_meanwhile() {
+    let option = |fd, name| {
+        let mut value: c_int = 0;
+        assert!(sys::getsockopt(fd, libc::SOL_SOCKET, name, &mut value) >= 0);
+        value
+    };
+    for (model, is_chosen) in MODELS.into_iter().flat_map(|m| [(m, true), (m, false)]) {
+        let (mut rig, i) = Rig::full(model);
+        let fd = rig.conns[i][C].fd;
+        if !is_chosen {
+            assert!(sys::setsockopt(fd, libc::SOL_SOCKET, libc::SO_BUF_LOCK, &0) >= 0);
+        }
+        let before = [libc::SO_SNDBUF, libc::SO_BUF_LOCK].map(|name| option(fd, name));
+        let (went, took) = rig.hand_on((i, C), SECOND_NS / 4, |_| {});
+        assert!(went && took < 9 * SECOND_NS, "{model:?}: {went} after {took} ns");
+        assert_eq!([libc::SO_SNDBUF, libc::SO_BUF_LOCK].map(|name| option(fd, name)), before);
+        rig.nothing_is_lost(i);
+    }
+}
+
+/// Where nothing comes of it the connection is broken off 10 s after the last change (the kernel may
+/// find room for a little more): an error at both ends.
 #[test]
 fn nobody_is_waited_for_for_ever() {
     for model in MODELS {
-        for stopped in [true, false] {
-            let (mut rig, i) = Rig::full(model);
-            rig.hosts[1].stopped = stopped;
-            let (went, took) = rig.hand_on((i, C), SECOND_NS / 4, |_| {});
-            assert!(!went, "{model:?}");
-            assert!((10..100).contains(&(took / SECOND_NS)), "{model:?}: after {took} ns");
-            assert!(rig.conns[i][C].socket.has(flag::BROKEN_OFF));
-            rig.hosts[1].stopped = false;
-            rig.until("the peer is told", |r| {
-                while r.receive(i, A, 30_000) > 0 {}
-                r.conns[i][A].over.is_some()
-            });
-            assert_eq!(rig.conns[i][A].over, Some(-(libc::ECONNRESET as isize)));
-            rig.finish();
-        }
+        let (mut rig, i) = Rig::full(model);
+        rig.hosts[1].stopped = true;
+        let (went, took) = rig.hand_on((i, C), SECOND_NS / 4, |_| {});
+        assert!(!went, "{model:?}");
+        assert!((10..100).contains(&(took / SECOND_NS)), "{model:?}: after {took} ns");
+        assert!(rig.conns[i][C].socket.has(flag::BROKEN_OFF));
+        rig.hosts[1].stopped = false;
+        rig.until("the peer is told", |r| {
+            while r.receive(i, A, 30_000) > 0 {}
+            r.conns[i][A].over.is_some()
+        });
+        assert_eq!(rig.conns[i][A].over, Some(-(libc::ECONNRESET as isize)));
+        rig.finish();
+    }
+}
+
+/// It was broken off before, and the library has taken the carrier's error: whoever gets it finds an
+/// error, and not the end of a complete stream. (It did.)
+#[test]
+fn what_has_broken_before_does_not_end_in_order() {
+    for model in MODELS {
+        let (mut rig, i) = Rig::full(model);
+        rig.hosts[1].stopped = true;
+        let End { socket: s, fd, .. } = rig.conns[i][C];
+        let slot = s.slot.load(Relaxed) as usize;
+        crate::carrier::dissolve(rig.conns[i][A].fd);
+        let mut error = 0;
+        assert!(sys::getsockopt(fd, libc::SOL_SOCKET, libc::SO_ERROR, &mut error) >= 0);
+        assert_eq!(error, libc::ECONNRESET);
+        s.raise(flag::BROKEN_OFF);
+        s.channel().unwrap().far.demote(slot, Reason::RdmaLost, false);
+        let (went, _) = rig.hand_on((i, C), SECOND_NS / 4, |_| {});
+        assert!(!went, "{model:?}");
+        let mut byte = 0u8;
+        // SAFETY: one byte of our own.
+        let r = unsafe { libc::recv(fd, (&raw mut byte).cast(), 1, libc::MSG_DONTWAIT) };
+        let error = std::io::Error::last_os_error().raw_os_error();
+        assert_eq!((r, error), (-1, Some(libc::ENOTCONN)), "{model:?}");
+        rig.hosts[1].stopped = false;
+        rig.close(i, C);
+        rig.close(i, A);
+        rig.settle();
     }
 }
 
