@@ -735,7 +735,8 @@ pub fn list() -> Vec<Scenario> {
 
 /// A helper gets the connection over a unix socket that it was born with, reads 1000 bytes and
 /// sends them back.
-/// Sends until there is no room, as the peer does, hands the connection on, and reads what has come.
+/// Sends until there is no room, as the peer does, hands the connection on, and reads what has
+/// come.
 fn passes_full(t: &Ctx, fd: Fd, [mine, theirs]: [u64; 2]) {
     for name in [libc::SO_SNDBUF, libc::SO_RCVBUF] {
         sys::setopt(fd, libc::SOL_SOCKET, name, 4096).expect("setsockopt");

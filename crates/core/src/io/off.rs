@@ -101,7 +101,7 @@ fn take_back(s: &'static Socket, g: u16, fd: c_int, patience_ns: u64) {
 mod tests {
     extern crate std;
     use super::super::ends::hold_rx;
-    use super::super::leave::LeaveCall;
+    use super::super::leave::within_host::LeaveCall;
     use super::*;
     use crate::outcome::PASS;
     use crate::path::tests::{

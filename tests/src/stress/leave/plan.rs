@@ -94,8 +94,8 @@ pub struct Plan {
     pub buffers: [i32; 2],
 }
 
-/// The connection of each campaign that finds no room for what goes again; where the kernel's buffer
-/// cannot be grown it has to be broken off.
+/// The connection of each campaign that finds no room for what goes again; where the kernel's
+/// buffer cannot be grown it has to be broken off.
 const NO_ROOM: usize = 6;
 
 /// Mixes numbers into a seed.

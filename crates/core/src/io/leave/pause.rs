@@ -8,7 +8,8 @@
 use super::super::arm_receiver::{arm, is_on, settle_rx};
 use super::super::ends::{RxHeld, demote_tx, hold_rx, hold_tx, load_ack};
 use super::halves::has_hung_up;
-use super::{LeaveCall, leave_if_due};
+use super::leave_if_due;
+use super::within_host::LeaveCall;
 use crate::socket::{Socket, State, flag, harmless};
 use crate::{socket, sys, wait};
 use core::ffi::c_int;

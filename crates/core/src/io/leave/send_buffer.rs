@@ -1,12 +1,12 @@
-//! The carrier's send buffer has room for all that goes again, where a call cannot go on before: the
-//! peer's program may not be reading, or may be about to hand its own end on, and then each would
-//! wait for the other.
+//! The carrier's send buffer has room for all that goes again, where a call cannot go on before:
+//! the peer's program may not be reading, or may be about to hand its own end on, and then each
+//! would wait for the other.
 
 use crate::sys;
 use core::ffi::c_int;
 
-/// What net.core.wmem_max is unless somebody has changed it: as much may be asked for, and so can be
-/// put back.
+/// What net.core.wmem_max is unless somebody has changed it: as much may be asked for, and so can
+/// be put back.
 const WMEM_MAX: c_int = 212_992;
 
 /// What it is put back to when this is dropped.
@@ -19,9 +19,9 @@ pub(super) struct SendBuffer {
 }
 
 impl SendBuffer {
-    /// Room for `more` bytes, as far as net.core.wmem_max lets it. `None`: nothing was changed. It is
-    /// so large that it could not be put back, or the kernel has no SO_BUF_LOCK (Linux 5.14), by
-    /// which it goes on choosing the size itself afterwards.
+    /// Room for `more` bytes, as far as net.core.wmem_max lets it. `None`: nothing was changed. It
+    /// is so large that it could not be put back, or the kernel has no SO_BUF_LOCK (Linux 5.14),
+    /// by which it goes on choosing the size itself afterwards.
     #[cold]
     pub(super) fn grown(fd: c_int, more: u64) -> Option<SendBuffer> {
         let inode = sys::inode(fd)?;

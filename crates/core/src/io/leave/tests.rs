@@ -1,15 +1,17 @@
 //! Leaving shared memory, at moments that only a loaded machine, a handler or a child brings about.
 
 extern crate std;
+use super::halves::Headway;
 use super::serve::PullBack;
+use super::within_host::ASK_NS;
 use super::*;
 use crate::channel::Side;
 use crate::io::end_in_reset::{For, end_as_ever, end_in_reset};
-use crate::io::ends::demote_tx;
+use crate::io::ends::{demote_tx, hold_tx};
 use crate::io::under_way::UnderWay;
 use crate::path::tests::{A, C, End, close_both, promoted_within_the_host};
-use crate::{process, testing};
-use netacc_proto::switchover::TxState;
+use crate::{host, process, sys, testing};
+use netacc_proto::switchover::{RxView, TxState, TxView};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -68,7 +70,9 @@ fn a_leave_that_comes_too_late_has_asked_for_the_unread_bytes() {
     {
         // The thread did not run for as long as it was to wait, nor has the peer answered yet.
         let held = hold_tx(ends[C].socket, ends[C].socket.generation16());
-        let end = LeaveCall { until: 0, ..LeaveCall::new(s, g, fd, PULL_BACK_NS, false) }.go();
+        let mut way = LeaveCall::new(s, g, fd, PULL_BACK_NS, false);
+        way.until = 0;
+        let end = way.go();
         assert!(held.is_ok() && end == Some(Action::Later), "{end:?}");
     }
     leaves_later(s, Reason::SocketOption);

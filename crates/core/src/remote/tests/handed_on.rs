@@ -170,8 +170,8 @@ fn nobody_has_to_read_meanwhile() {
     }
 }
 
-/// Where nothing comes of it the connection is broken off 10 s after the last change (the kernel may
-/// find room for a little more): an error at both ends.
+/// Where nothing comes of it the connection is broken off 10 s after the last change (the kernel
+/// may find room for a little more): an error at both ends.
 #[test]
 fn nobody_is_waited_for_for_ever() {
     for model in MODELS {
@@ -191,8 +191,8 @@ fn nobody_is_waited_for_for_ever() {
     }
 }
 
-/// It was broken off before, and the library has taken the carrier's error: whoever gets it finds an
-/// error, and not the end of a complete stream. (It did.)
+/// It was broken off before, and the library has taken the carrier's error: whoever gets it finds
+/// an error, and not the end of a complete stream. (It did.)
 #[test]
 fn what_has_broken_before_does_not_end_in_order() {
     for model in MODELS {
