@@ -356,9 +356,6 @@ fn alternate(fd: Fd, mut sender: SendHalf, mut receiver: ReceiveHalf) -> (SendHa
 const LEAVING: [(&str, bool, bool); 3] =
     [("leave-plain", false, false), ("leave", true, false), ("leave-switch", true, true)];
 
-/// Only with `--only NAME`: what it finds has not been mended yet.
-const ON_REQUEST: [&str; 1] = ["leave-switch"];
-
 /// One campaign: who has the library, and how the ends behave.
 struct Campaign {
     name: &'static str,
@@ -422,7 +419,7 @@ pub fn run(words: &[&str]) -> ExitCode {
         }
     };
     let wanted = |name: &str, preload: bool| {
-        let named = only == name || (only.is_empty() && !ON_REQUEST.contains(&name));
+        let named = only.is_empty() || only == name;
         (!preload || build.is_there()) && named
     };
     for (i, campaign) in campaigns.iter().enumerate() {
