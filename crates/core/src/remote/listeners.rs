@@ -58,8 +58,10 @@ impl Remote {
     }
 
     fn take_links(&mut self, local: SocketAddr) -> Result<(), Reason> {
-        // In the place of one that is closed: events name the place.
-        let at = self.listeners.iter().position(|l| l.fd < 0).unwrap_or(self.listeners.len());
+        if self.free_place() >= LISTENERS {
+            self.close_unused(|link| link.in_use() || !link.waiting.is_empty());
+        }
+        let at = self.free_place();
         if at >= LISTENERS {
             return Err(Reason::ChannelFull);
         }
@@ -78,6 +80,11 @@ impl Remote {
             None => self.listeners.push(new),
         }
         Ok(())
+    }
+
+    /// That of one that is closed, if there is one: events name the place.
+    fn free_place(&self) -> usize {
+        self.listeners.iter().position(|l| l.fd < 0).unwrap_or(self.listeners.len())
     }
 
     /// Both listeners of a place: the number of the first one's port, the manager's, and its port.
@@ -114,9 +121,12 @@ impl Remote {
         Ok((k, cm, cm_port))
     }
 
-    /// A listening socket was closed: where none is left links are of no use after a while.
+    /// A listening socket was closed: where none is left links are of no use after a while. (Not
+    /// put off where another one is closed before.)
     pub(super) fn look_at_listeners(&mut self) {
-        self.listeners_at = sys::now_ns() + UNUSED_NS;
+        if self.listeners_at == 0 {
+            self.listeners_at = sys::now_ns() + UNUSED_NS;
+        }
         let at = self.listeners_at;
         self.at(at);
     }
@@ -156,18 +166,23 @@ impl Remote {
             return;
         }
         self.listeners_at = 0;
+        // (The others are looked at again when the next one is closed.)
+        self.close_unused(|link| link.phase != Phase::Gone);
+    }
+
+    /// Closes those where no socket of the application's listens any more, and none of their links
+    /// is in use.
+    fn close_unused(&mut self, is_in_use: impl Fn(&Link) -> bool) {
         let verbs = self.devices.verbs();
         let listens = crate::listens::Listens::now();
         let mut gone = false;
         for l in self.listeners.iter_mut().filter(|l| l.fd >= 0 && !listens.on(l.local.port())) {
-            let used = |link: &Link| {
+            let is_its = |link: &Link| {
                 link.role == Role::Acceptor
                     && link.local == l.local.ip()
                     && link.port == l.local.port()
-                    && link.phase != Phase::Gone
             };
-            if self.links.iter().flatten().any(|link| used(link)) {
-                // Looked at again when the next one is closed.
+            if self.links.iter().flatten().any(|link| is_its(link) && is_in_use(link)) {
                 continue;
             }
             close_own(core::mem::replace(&mut l.fd, -1));

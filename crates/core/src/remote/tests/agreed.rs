@@ -390,3 +390,24 @@ fn a_receive_polls_the_queue_of_its_connection_alone() {
     }
     rig.finish();
 }
+
+/// A server that listens at another port each time (FTP's passive mode), faster than what is unused
+/// is closed by itself. (The 65th listener found no place, and those behind it.)
+#[test]
+fn listeners_in_turn_find_a_place_however_many() {
+    for model in MODELS {
+        let mut rig = Rig::new(Order::Prompt, model, 2);
+        let began = sys::now_ns();
+        for _ in 0..80 {
+            let i = rig.connect(0, 1);
+            rig.promoted(i);
+            rig.close(i, C);
+            rig.close(i, A);
+            rig.close_listener(1);
+            rig.settle();
+        }
+        let places = rig.remote(1).listeners.len();
+        assert!(places <= 64, "{places} places after {} ns", sys::now_ns() - began);
+        rig.finish();
+    }
+}

@@ -35,10 +35,14 @@ impl Rig {
                 return (to, fd);
             }
             // A connection of another test's has that port.
-            let taken = core::mem::replace(&mut self.hosts[a].listener, -1);
-            if api::close(taken) == api::PASS {
-                let _ = sys::close(taken);
-            }
+            self.close_listener(a);
+        }
+    }
+
+    pub(super) fn close_listener(&mut self, a: usize) {
+        let fd = core::mem::replace(&mut self.hosts[a].listener, -1);
+        if api::close(fd) == api::PASS {
+            let _ = sys::close(fd);
         }
     }
 
