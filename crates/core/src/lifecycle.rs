@@ -236,6 +236,31 @@ fn note_dup(old: c_int, new: c_int) {
     }
 }
 
+/// `new` was taken from a process, by whatever number it has there: from this one, or from one that
+/// has a socket of this one's, too.
+#[cold]
+pub(crate) fn on_taken_fd(new: c_int) {
+    forget_stale(new);
+    if !process::started() || process::in_vfork_child() {
+        return;
+    }
+    let Some(inode) = sys::inode(new) else { return };
+    let mut old = None;
+    fd_table::for_each(|fd, entry| {
+        // (A socket's inode is no other file's.)
+        let is_socket = matches!(
+            entry,
+            Entry::Socket(..) | Entry::Fresh(_) | Entry::Listener(_) | Entry::Marked(_)
+        );
+        if is_socket && old.is_none() && sys::inode(fd) == Some(inode) {
+            old = Some(fd);
+        }
+    });
+    if let Some(old) = old {
+        note_dup(old, new);
+    }
+}
+
 /// A system call of the application's that takes or frees numbers.
 fn numbered(call: impl FnOnce() -> Ret) -> Ret {
     let ticket = numbers::enter();

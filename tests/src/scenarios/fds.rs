@@ -90,9 +90,6 @@ fn hidden() -> Vec<Fd> {
     numbers.filter(|n| sys::fcntl(*n, F_GETFD, 0).is_err()).collect()
 }
 
-/// See docs/manual/limits.md.
-const PIDFD_GETFD: &str = "not supported while the connection is accelerated";
-
 const ALL_IN_THE_RING: &str =
     "what a peer that is handed on has left in the ring cannot come back: docs/manual/limits.md";
 
@@ -655,21 +652,16 @@ pub fn list() -> Vec<Scenario> {
                 feed(t, 1000);
                 receiver.accept(&recv_exact(twin, 500));
                 receiver.accept(&recv_exact(fd, 500));
+                t.still_fast(fd);
+                t.log("close", sys::close(fd));
+                feed(t, 1000);
+                receiver.accept(&recv_exact(twin, 1000));
                 t.log("stream", receiver.verdict());
-                t.log("close", (sys::close(fd), sys::close(twin)));
+                t.log("close", sys::close(twin));
                 t.tell("end");
             },
             feeder,
-        )
-        .skip(&[
-            ("shm", PIDFD_GETFD),
-            ("rdma", PIDFD_GETFD),
-            ("early", PIDFD_GETFD),
-            ("new", PIDFD_GETFD),
-            ("fast", PIDFD_GETFD),
-            ("switch", PIDFD_GETFD),
-        ])
-        .passed_through(),
+        ),
         pair(
             "fds/pidfd-getfd-by-another",
             "a process takes another one's connection by pidfd_getfd, and looks: it sees the bytes that are there, or none, and the connection goes on",

@@ -25,11 +25,15 @@ pub fn pass_number() {
 }
 
 /// Any call that returned a new descriptor which is not a socket of ours (open, pipe, eventfd,
-/// memfd_create, signalfd, timerfd, inotify, socketpair, recvmsg's SCM_RIGHTS, pidfd_getfd...):
+/// memfd_create, signalfd, timerfd, inotify, socketpair, recvmsg's SCM_RIGHTS...):
 /// drops what the table may still hold for that number.
 #[inline]
 pub fn on_new_fd(fd: c_int) {
     crate::lifecycle::forget_stale(fd)
+}
+/// pidfd_getfd returned `fd`, which may be one more name of a socket of this process's.
+pub fn on_taken_fd(fd: c_int) {
+    held(|| crate::lifecycle::on_taken_fd(fd))
 }
 /// libc is about to close this number by a private call: as [`on_new_fd`], before it.
 pub fn before_private_close(fd: c_int) {

@@ -200,8 +200,6 @@ makes_fd! {
     memfd_create(name: *const c_char, flags: c_uint);
     /// `pidfd_open(2)`.
     pidfd_open(pid: c_int, flags: c_uint);
-    /// `pidfd_getfd(2)`.
-    pidfd_getfd(pidfd: c_int, target: c_int, flags: c_uint);
     /// `fsopen(2)`.
     fsopen(name: *const c_char, flags: c_uint);
     /// `fsmount(2)`.
@@ -210,6 +208,17 @@ makes_fd! {
     fspick(dir: c_int, path: *const c_char, flags: c_uint);
     /// `open_tree(2)`.
     open_tree(dir: c_int, path: *const c_char, flags: c_uint);
+}
+
+hook! {
+    /// `pidfd_getfd(2)`.
+    unchecked fn pidfd_getfd(pidfd: c_int, target: c_int, flags: c_uint) -> c_int |next| {
+        let fd = numbered(|| next(pidfd, target, flags));
+        if fd >= 0 {
+            api::on_taken_fd(fd);
+        }
+        fd
+    }
 }
 
 /// Calls that write two new descriptors.

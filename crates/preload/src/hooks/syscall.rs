@@ -500,6 +500,7 @@ unsafe fn tell(number: c_long, [a, b, c, d, e, _]: [usize; 6], result: isize) {
             #[cfg(target_arch = "x86_64")]
             SYS_epoll_create => api::on_epoll_create(new),
             SYS_epoll_create1 => api::on_epoll_create(new),
+            SYS_pidfd_getfd => api::on_taken_fd(new),
             SYS_dup => api::on_new_fd(new),
             SYS_fcntl if matches!(b as c_int, F_DUPFD | F_DUPFD_CLOEXEC) => api::on_new_fd(new),
             _ if MAKES_FD.contains(&number) || MAKES_FD_X86.contains(&number) => {
