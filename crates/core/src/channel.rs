@@ -20,7 +20,7 @@
 mod announced_at;
 
 use crate::path::Far;
-pub(crate) use crate::wire::SLOTS;
+pub(crate) use crate::slots::SLOTS;
 use crate::{fd_words, sys, trace};
 pub(crate) use announced_at::AnnouncedAt;
 use core::ffi::c_int;

@@ -62,6 +62,7 @@ mod sets;
 mod shared;
 mod signals;
 mod sleep;
+mod slots;
 mod socket;
 mod stats;
 mod syn;

@@ -11,7 +11,7 @@
 //! what one path alone has, as fast connect is shared memory's.
 
 use crate::utcp_device::{self, UtcpDevice};
-use crate::wire::{Wire, parting};
+use crate::wire::Wire;
 use crate::{process, rdma_thread, sys};
 use core::ffi::c_int;
 use core::sync::atomic::Ordering::SeqCst;
@@ -301,7 +301,7 @@ impl Far {
         match self {
             Far::Process => false,
             Far::Mirror(wire) => wire.is_gone(slot),
-            Far::Utcp(device) => device.seat(slot).leave.load(SeqCst) & parting::GONE != 0,
+            Far::Utcp(device) => device.is_gone(slot),
             #[cfg(test)]
             Far::Loop(_) => false,
         }

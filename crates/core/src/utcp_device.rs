@@ -15,8 +15,8 @@
 mod troubles;
 
 use crate::lock::{Guard, Mutex};
+use crate::slots::{SLOTS, parting};
 use crate::trace::Event;
-use crate::wire::{SLOTS, parting};
 use crate::{process, sys};
 use alloc::vec::Vec;
 use core::ffi::c_int;
@@ -323,8 +323,7 @@ impl UtcpDevice {
         }
     }
 
-    /// See [`crate::path::Far::demote`]; as [`crate::wire::Wire::demote`]. There is no way back for
-    /// a while.
+    /// See [`crate::path::Far::demote`]. There is no way back for a while.
     pub(crate) fn demote(&self, slot: usize, why: Reason) {
         LEAVING.fetch_add(1, SeqCst);
         let wanted = (why as u32) << parting::REASON | parting::WANTED | parting::COUNTED;
@@ -332,6 +331,11 @@ impl UtcpDevice {
             has_left();
         }
         self.is_due(slot);
+    }
+
+    /// See [`crate::path::Far::is_gone`].
+    pub(crate) fn is_gone(&self, slot: usize) -> bool {
+        self.seat(slot).leave.load(SeqCst) & parting::GONE != 0
     }
 
     /// A slot serves no connection any more.

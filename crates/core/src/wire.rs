@@ -9,6 +9,7 @@
 //! under both.
 
 use crate::rdma_thread;
+use crate::slots::{SLOTS, parting};
 use core::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, AtomicU64, Ordering::*};
 use netacc_control::stats::Reason;
 use netacc_rdma::Kicked;
@@ -18,9 +19,6 @@ use netacc_rdma::Kicked;
 pub(crate) type Net = netacc_verbs::Verbs;
 #[cfg(test)]
 pub(crate) type Net = netacc_verbs::memory::Memory;
-
-/// Slots of a channel.
-pub(crate) const SLOTS: usize = netacc_ring::SLOTS_MAX;
 
 pub(crate) type Lanes = netacc_rdma::Lanes<Net>;
 
@@ -39,22 +37,6 @@ pub(crate) struct WireSlot {
     pub(crate) seen_ack: AtomicU64,
     /// [`parting`]: both directions are to go back to the carrier, or have gone.
     pub(crate) leave: AtomicU32,
-}
-
-/// Bits of [`WireSlot::leave`].
-pub(crate) mod parting {
-    /// Wanted by this process.
-    pub(crate) const WANTED: u32 = 1;
-    /// Not for good: to be promoted again as soon as that is possible.
-    pub(crate) const AGAIN: u32 = 2;
-    /// The peer is gone with what it had; nothing can be agreed upon any more.
-    pub(crate) const GONE: u32 = 8;
-    /// Somebody counts those that leave, and it is among them.
-    pub(crate) const COUNTED: u32 = 16;
-    /// Our last words are said.
-    pub(crate) const LEFT: u32 = 32;
-    /// Above: the reason's code.
-    pub(crate) const REASON: u32 = 16;
 }
 
 /// Something was posted, or is found lost: then the owner of the pair ends it.

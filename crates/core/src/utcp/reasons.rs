@@ -1,7 +1,7 @@
 //! Why a connection is not out, as `netacc_ss` says it.
 
 use crate::io::Went;
-use crate::wire::parting;
+use crate::slots::parting;
 use netacc_control::stats::Reason;
 use netacc_control::trace::Back;
 use netacc_packet::sys::Errno;

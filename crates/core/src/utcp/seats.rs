@@ -12,9 +12,9 @@ use crate::io::{self, Came, Departure, Moved, Went};
 use crate::lock::lock_end;
 use crate::log::{debug_log, warn_log};
 use crate::path::PathId;
+use crate::slots::{SLOTS, parting};
 use crate::socket::{Offer, Socket, State, flag, offered};
 use crate::utcp_device::UtcpDevice;
-use crate::wire::{SLOTS, parting};
 use crate::{numbers, stats, sys, trace, wait};
 use alloc::vec::Vec;
 use core::ffi::c_int;
@@ -404,7 +404,7 @@ impl Owned {
         seated.stage = Stage::Leaving;
         if s.generation.load(Acquire) != seated.generation
             || !s.is(State::Attached)
-            || device.seat(slot).leave.load(SeqCst) & parting::GONE != 0
+            || device.is_gone(slot)
         {
             return;
         }
