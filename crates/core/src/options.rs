@@ -72,7 +72,7 @@ fn is_hidden(fd: c_int, level: c_int, name: c_int) -> bool {
     };
     means_something
         && fd_table::socket(fd).is_some_and(|(s, _)| {
-            s.is(State::Attached) && s.channel().is_some_and(|c| c.far.hides_carrier())
+            s.is(State::Attached) && s.channel().is_some_and(|c| c.far.id().hides_carrier())
         })
 }
 

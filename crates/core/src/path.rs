@@ -50,6 +50,10 @@ pub(crate) struct Traits {
     pub(crate) back: Back,
     /// How a forked child goes on with a connection that it has inherited.
     pub(crate) children: Children,
+    /// Whether the carrier may be out of the kernel while a connection is on the path. Then what is
+    /// done to the kernel's socket is not done to the connection: an option that is set there is
+    /// not its own, and to dissolve the socket ends nothing.
+    pub(crate) hides_carrier: bool,
     /// Its search for a peer ends with the connection: no other path comes after it.
     pub(crate) is_last: bool,
     /// Why a connection is on its carrier that was lost on the path.
@@ -94,6 +98,7 @@ impl PathId {
                 polled: false,
                 back: Back::Caller,
                 children: Children::Follow,
+                hides_carrier: false,
                 is_last: true,
                 lost: Reason::ChannelFailed,
             },
@@ -104,6 +109,7 @@ impl PathId {
                 polled: true,
                 back: Back::Agent,
                 children: Children::CallMaker,
+                hides_carrier: false,
                 is_last: false,
                 lost: Reason::RdmaLost,
             },
@@ -115,6 +121,7 @@ impl PathId {
                 polled: true,
                 back: Back::Agent,
                 children: Children::CallMaker,
+                hides_carrier: true,
                 is_last: true,
                 lost: Reason::UtcpGivenBack,
             },
@@ -126,6 +133,7 @@ impl PathId {
                 polled: true,
                 back: Back::Agent,
                 children: Children::CallMaker,
+                hides_carrier: false,
                 is_last: false,
                 lost: Reason::ChannelFailed,
             },
@@ -158,6 +166,12 @@ impl PathId {
     /// Whether an agent takes its connections back to their carriers.
     pub(crate) fn leaves_by_agent(self) -> bool {
         self.traits().back == Back::Agent
+    }
+
+    /// Whether the carrier may be out of the kernel.
+    #[inline(always)]
+    pub(crate) fn hides_carrier(self) -> bool {
+        self.traits().hides_carrier
     }
 
     pub(crate) fn children_follow(self) -> bool {
@@ -318,11 +332,6 @@ impl Far {
         }
         let now = sys::poll_now(fd, said);
         if moves.load(SeqCst) == before { said & now } else { 0 }
-    }
-
-    /// The carrier may be out of the kernel: an option that is set there is not the connection's.
-    pub(crate) fn hides_carrier(self) -> bool {
-        matches!(self, Far::Utcp(_))
     }
 
     /// What wakes who sleeps for news that nobody announces: a descriptor, or -1.

@@ -8,7 +8,6 @@ use crate::channel::quiet;
 use crate::life_word::step;
 use crate::log::debug_log;
 use crate::outcome::{PASS, Ret};
-use crate::path::PathId;
 use crate::sets::sets;
 use crate::socket::{Event, Socket, State, flag, harmless};
 use crate::trace::Event as Trace;
@@ -134,10 +133,11 @@ fn is_reset_untold(s: &'static Socket, g: u16, fd: c_int, strict: bool) -> bool 
 
 /// A connection of this process's alone needs nothing of what does not come back to the kernel: who
 /// dissolves it wants neither what is unread nor what has not arrived (tcp_disconnect). A forked
-/// child might go on reading a ring that serves another one.
+/// child might go on reading a ring that serves another one; and a connection that may be out of
+/// the kernel does not end with the kernel's socket.
 pub(super) fn throws_away(s: &Socket) -> bool {
     let is_own = !s.is_inherited() && s.forks.load(Relaxed) == process::forks();
-    is_own && s.path() != PathId::Utcp
+    is_own && !s.path().hides_carrier()
 }
 
 /// An error that is seen, never a gap in the stream: by this process, by the peer, and by whoever
