@@ -30,7 +30,7 @@ mod leave;
 mod rx;
 mod tx;
 
-pub use leave::{Action, Arrival, Await, Coming, Leave, Peer, Receiving, RxView, Sending, TxView};
+pub use leave::{Action, Arrival, Await, Coming, Leave, Peer, RxDue, RxView, TxDue, TxView};
 pub use rx::{EofVerdict, Plan, Rx, RxState};
 pub use tx::{FailOver, Refused, Tx, TxState};
 

@@ -53,7 +53,7 @@ pub enum Await {
 
 /// What a sender has to do.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Sending {
+pub enum TxDue {
     /// [`Tx::demote`], and publish: what the ring holds is read there.
     Demote,
     /// [`Tx::pull_back`], and publish.
@@ -70,7 +70,7 @@ pub enum Sending {
 
 /// What a receiver has to do.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Receiving {
+pub enum RxDue {
     /// [`super::Rx::freeze`], and what its documentation says.
     Freeze,
     /// Nothing now.
@@ -86,12 +86,12 @@ pub enum Receiving {
 /// What is to be done with the connection. Then look again, but for the last five.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Action {
-    /// See [`Receiving::Freeze`].
+    /// See [`RxDue::Freeze`].
     Freeze,
     /// The sender demotes, pulls back, or sends again.
-    Sender(Sending),
+    Sender(TxDue),
     /// Wait until something changes of what is named.
-    Wait(Sending, Receiving),
+    Wait(TxDue, RxDue),
     /// Both directions are the carrier's.
     Become,
     /// They will be; until then the ring serves what it holds, and later calls complete it.
@@ -149,23 +149,23 @@ impl TxView {
 
     /// What is due.
     #[must_use]
-    pub const fn next(self) -> Sending {
+    pub const fn next(self) -> TxDue {
         let gone = matches!(self.peer, Peer::Gone);
         match self.state {
             // Without a peer nobody needs to know.
-            TxState::Carrier | TxState::Shut if self.open || gone => Sending::Done,
-            TxState::Resending if self.open && self.room => Sending::SendAgain,
-            TxState::Resending if self.open => Sending::Await(Await::Room),
+            TxState::Carrier | TxState::Shut if self.open || gone => TxDue::Done,
+            TxState::Resending if self.open && self.room => TxDue::SendAgain,
+            TxState::Resending if self.open => TxDue::Await(Await::Room),
             TxState::Carrier | TxState::Shut | TxState::Resending if !gone => {
-                Sending::Await(Await::Echo)
+                TxDue::Await(Await::Echo)
             }
-            _ if gone => Sending::Broken,
-            _ if self.asked => Sending::PullBack,
-            _ if !self.leaves => Sending::Done,
-            _ if matches!(self.delivery, Delivery::Reliable) => Sending::Demote,
+            _ if gone => TxDue::Broken,
+            _ if self.asked => TxDue::PullBack,
+            _ if !self.leaves => TxDue::Done,
+            _ if matches!(self.delivery, Delivery::Reliable) => TxDue::Demote,
             // It was closed without a word about what it had read.
-            _ if matches!(self.peer, Peer::Left) => Sending::Broken,
-            _ => Sending::Await(Await::Freeze),
+            _ if matches!(self.peer, Peer::Left) => TxDue::Broken,
+            _ => TxDue::Await(Await::Freeze),
         }
     }
 }
@@ -186,24 +186,24 @@ pub struct RxView {
 impl RxView {
     /// What is due, for one that was told to freeze, or not yet.
     #[must_use]
-    pub const fn next(self, frozen: bool) -> Receiving {
+    pub const fn next(self, frozen: bool) -> RxDue {
         use RxState as S;
         match (self.peer, self.state) {
             // On the carrier, as far as it knows. Had the sender been elsewhere, its end would have
             // reset the carrier.
-            (Peer::Gone, S::Open | S::Armed | S::Disarming | S::Replaying) => Receiving::Done,
-            (Peer::Gone, _) => Receiving::Broken,
-            _ if !frozen => Receiving::Freeze,
+            (Peer::Gone, S::Open | S::Armed | S::Disarming | S::Replaying) => RxDue::Done,
+            (Peer::Gone, _) => RxDue::Broken,
+            _ if !frozen => RxDue::Freeze,
             (_, S::Open | S::Replaying) => match self.coming {
-                Coming::All => Receiving::Done,
-                Coming::Waiting => Receiving::Await(Await::Bytes),
-                Coming::Short => Receiving::Short,
+                Coming::All => RxDue::Done,
+                Coming::Waiting => RxDue::Await(Await::Bytes),
+                Coming::Short => RxDue::Short,
             },
             // It left without a word about where its stream goes on.
-            (Peer::Left, S::Frozen | S::FrozenToFast) => Receiving::Broken,
-            (_, S::Frozen | S::FrozenToFast) => Receiving::Await(Await::Answer),
-            (_, S::Disarming) => Receiving::Await(Await::Echo),
-            _ => Receiving::Await(Await::Drain),
+            (Peer::Left, S::Frozen | S::FrozenToFast) => RxDue::Broken,
+            (_, S::Frozen | S::FrozenToFast) => RxDue::Await(Await::Answer),
+            (_, S::Disarming) => RxDue::Await(Await::Echo),
+            _ => RxDue::Await(Await::Drain),
         }
     }
 }
@@ -229,28 +229,26 @@ impl Leave {
     pub fn step(&mut self, tx: TxView, rx: RxView, late: bool) -> Action {
         let (sending, receiving) = (tx.next(), rx.next(self.frozen));
         match (sending, receiving) {
-            (Sending::Broken, Receiving::Done) if tx.peer == Peer::Gone => Action::BreakSending,
-            (Sending::Broken, _) | (_, Receiving::Broken) => Action::BreakOff,
-            (_, Receiving::Freeze) => {
+            (TxDue::Broken, RxDue::Done) if tx.peer == Peer::Gone => Action::BreakSending,
+            (TxDue::Broken, _) | (_, RxDue::Broken) => Action::BreakOff,
+            (_, RxDue::Freeze) => {
                 self.frozen = true;
                 Action::Freeze
             }
-            (Sending::Demote | Sending::PullBack | Sending::SendAgain, _) => {
-                Action::Sender(sending)
-            }
-            (Sending::Done, Receiving::Done) => Action::Become,
+            (TxDue::Demote | TxDue::PullBack | TxDue::SendAgain, _) => Action::Sender(sending),
+            (TxDue::Done, RxDue::Done) => Action::Become,
             // What has not come is in a ring in shared memory, too, should the sender die.
-            (Sending::Done, Receiving::Short) if self.strict || tx.delivery == Delivery::Lossy => {
+            (TxDue::Done, RxDue::Short) if self.strict || tx.delivery == Delivery::Lossy => {
                 Action::Become
             }
-            (Sending::Done, Receiving::Short) => Action::Later,
+            (TxDue::Done, RxDue::Short) => Action::Later,
             // (Whoever waits for bytes has a limit of his own.)
-            (Sending::Done, Receiving::Await(Await::Bytes)) => Action::Wait(sending, receiving),
+            (TxDue::Done, RxDue::Await(Await::Bytes)) => Action::Wait(sending, receiving),
             // The calls that drain it would wait for this one.
-            (_, Receiving::Await(Await::Drain)) if tx.delivery == Delivery::Reliable => {
-                self.give_up(sending != Sending::Done || rx.unread)
+            (_, RxDue::Await(Await::Drain)) if tx.delivery == Delivery::Reliable => {
+                self.give_up(sending != TxDue::Done || rx.unread)
             }
-            _ if late => self.give_up(sending != Sending::Done || rx.unread),
+            _ if late => self.give_up(sending != TxDue::Done || rx.unread),
             _ => Action::Wait(sending, receiving),
         }
     }

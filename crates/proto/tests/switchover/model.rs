@@ -12,7 +12,7 @@
 use crate::explore::{Model, Violation};
 use netacc_proto::switchover::{
     Ack, Action as Due, Announce, Coming, Delivery, EofVerdict, Leave, Path, Peer, Plan, Refused,
-    Rx, RxState, RxView, Sending, Tx, TxState, TxView,
+    Rx, RxState, RxView, Tx, TxDue, TxState, TxView,
 };
 
 /// One rule left out.
@@ -520,7 +520,7 @@ impl World {
             }
         }
         if self.tx.state() == TxState::Resending {
-            if self.serves(room, false) == Sending::SendAgain {
+            if self.serves(room, false) == TxDue::SendAgain {
                 let rest = self.tx.resend();
                 let rest = u8::try_from(rest.end - rest.start).unwrap();
                 for n in 1..=self.config.chunk.min(rest).min(room) {
@@ -547,7 +547,7 @@ impl World {
     }
 
     /// What the library's machine has a sender do that serves a peer.
-    fn serves(&self, room: u8, asked: bool) -> Sending {
+    fn serves(&self, room: u8, asked: bool) -> TxDue {
         let view = TxView {
             delivery: self.config.delivery,
             state: self.tx.state(),
@@ -749,7 +749,7 @@ impl World {
             },
             A::LoadAckControl => {
                 let asked = Ack::from_words(self.control, 0).frozen;
-                if self.serves(0, asked) == Sending::PullBack {
+                if self.serves(0, asked) == TxDue::PullBack {
                     self.stage = SenderStage::AckControl(self.control);
                 }
             }

@@ -17,7 +17,7 @@ use core::sync::atomic::Ordering::*;
 use core::sync::atomic::{AtomicU32, fence};
 use netacc_control::stats::Counter;
 use netacc_proto::switchover::{
-    Ack, Arrival, Coming, Corrupt, Delivery, Path as Way, Peer, RxView, Sending, TxState, TxView,
+    Ack, Arrival, Coming, Corrupt, Delivery, Path as Way, Peer, RxView, TxDue, TxState, TxView,
 };
 
 /// What has come again is looked at with these limits ([`Arrival::look`]).
@@ -120,18 +120,18 @@ pub(super) fn carry_out(
     s: &Socket,
     h: &mut TxHeld<'_>,
     fd: c_int,
-    due: Sending,
+    due: TxDue,
     ack: Ack,
 ) -> Result<bool, ()> {
     match due {
-        Sending::Demote => demote_tx(s, h, false),
-        Sending::PullBack => pull_back(s, h, fd, ack),
-        Sending::SendAgain => match send_again(s, h, fd) {
+        TxDue::Demote => demote_tx(s, h, false),
+        TxDue::PullBack => pull_back(s, h, fd, ack),
+        TxDue::SendAgain => match send_again(s, h, fd) {
             0 => {}
             EAGAIN => return Ok(false),
             _ => return Err(()),
         },
-        Sending::Await(_) | Sending::Done | Sending::Broken => {}
+        TxDue::Await(_) | TxDue::Done | TxDue::Broken => {}
     }
     Ok(true)
 }

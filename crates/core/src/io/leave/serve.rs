@@ -15,7 +15,7 @@ use crate::{carrier, sys, wait};
 use core::ffi::c_int;
 use core::sync::atomic::Ordering::*;
 use netacc_control::stats::Reason;
-use netacc_proto::switchover::{Sending, TxState, TxView};
+use netacc_proto::switchover::{TxDue, TxState, TxView};
 
 /// Has `epoll` hear, as `event`, when the carrier of the socket on a slot changes its state. (A
 /// state that it has already counts.)
@@ -130,8 +130,8 @@ fn serve(
             Err(_) => return None,
         };
         match (TxView { leaves, room, ..view }).next() {
-            Sending::Await(_) => break true,
-            Sending::Done | Sending::Broken => break false,
+            TxDue::Await(_) => break true,
+            TxDue::Done | TxDue::Broken => break false,
             due => room = carry_out(s, &mut h, fd, due, ack).ok()?,
         }
     };

@@ -20,7 +20,7 @@ use core::sync::atomic::Ordering::*;
 use core::sync::atomic::fence;
 use netacc_control::stats::Reason;
 use netacc_proto::switchover::{
-    Action, Arrival, Await, Corrupt, Leave, Peer, Receiving, RxView, Sending, TxView,
+    Action, Arrival, Await, Corrupt, Leave, Peer, RxDue, RxView, TxDue, TxView,
 };
 
 /// What a step came to.
@@ -110,8 +110,8 @@ impl Departure {
                     Ok(has_room) => room = has_room,
                     Err(()) => return Moved::Broken,
                 },
-                Action::Wait(Sending::Await(Await::Room), _)
-                | Action::Wait(_, Receiving::Await(Await::Bytes)) => return Moved::NoRoom,
+                Action::Wait(TxDue::Await(Await::Room), _)
+                | Action::Wait(_, RxDue::Await(Await::Bytes)) => return Moved::NoRoom,
                 Action::Wait(..) | Action::Later => return Moved::Waits,
                 Action::Become => {
                     drop(tx);

@@ -17,7 +17,7 @@ use core::ffi::c_int;
 use core::sync::atomic::Ordering::*;
 use netacc_control::stats::Counter;
 use netacc_proto::switchover::{
-    Ack, Action, Arrival, Await, Leave, Receiving, RxView, Sending, TxState, TxView,
+    Ack, Action, Arrival, Await, Leave, RxDue, RxView, TxDue, TxState, TxView,
 };
 
 /// How often it is looked whether the peer's process is stopped.
@@ -214,11 +214,11 @@ impl LeaveCall {
         true
     }
 
-    pub(super) fn wait(&mut self, sending: Sending, receiving: Receiving) {
+    pub(super) fn wait(&mut self, sending: TxDue, receiving: RxDue) {
         let s = self.s;
         self.room = true;
         match receiving {
-            Receiving::Await(Await::Answer) => {
+            RxDue::Await(Await::Answer) => {
                 let Some(channel) = s.channel() else { return };
                 let slot = s.slot.load(Relaxed) as usize;
                 // The peer answers by an announcement; its death is heard on the carrier, and its
@@ -233,7 +233,7 @@ impl LeaveCall {
                 sys::futex_wait(low_epoch(words), self.heard, 1_000_000, false);
             }
             // (What waits for room needs more time than bytes that are on their way.)
-            _ if sending == Sending::Await(Await::Room) => {
+            _ if sending == TxDue::Await(Await::Room) => {
                 let mut p = libc::pollfd { fd: self.fd, events: libc::POLLOUT, revents: 0 };
                 // SAFETY: one valid pollfd.
                 unsafe { sleep::ppoll(&mut p, 1, 5_000_000, core::ptr::null()) };

@@ -184,15 +184,15 @@ fn connection_table() -> String {
         Action::Sender(_) => String::from("the sender's"),
         other => name(other),
     };
-    let sender = |due: Sending| match due {
-        Sending::Demote | Sending::PullBack | Sending::SendAgain => String::from("acts"),
-        Sending::Await(_) => String::from("waits"),
+    let sender = |due: TxDue| match due {
+        TxDue::Demote | TxDue::PullBack | TxDue::SendAgain => String::from("acts"),
+        TxDue::Await(_) => String::from("waits"),
         other => name(other),
     };
-    let receiver = |due: Receiving| match due {
-        Receiving::Await(Await::Drain) => String::from("drains"),
-        Receiving::Await(Await::Bytes) => String::from("waits for bytes"),
-        Receiving::Await(_) => String::from("waits"),
+    let receiver = |due: RxDue| match due {
+        RxDue::Await(Await::Drain) => String::from("drains"),
+        RxDue::Await(Await::Bytes) => String::from("waits for bytes"),
+        RxDue::Await(_) => String::from("waits"),
         other => name(other),
     };
     let row = |(tx, rx, leave, late, action): (TxView, RxView, Leave, bool, Action)| {
@@ -238,10 +238,10 @@ fn a_leave_waits_only_where_nothing_is_due_and_its_time_is_not_up() {
     for (tx, rx, leave, late, action) in steps() {
         let Action::Wait(sending, receiving) = action else { continue };
         assert_eq!((sending, receiving), (tx.next(), rx.next(leave.frozen)));
-        let waits = matches!(sending, Sending::Await(_) | Sending::Done);
-        let comes = matches!(receiving, Receiving::Await(_) | Receiving::Short | Receiving::Done);
+        let waits = matches!(sending, TxDue::Await(_) | TxDue::Done);
+        let comes = matches!(receiving, RxDue::Await(_) | RxDue::Short | RxDue::Done);
         assert!(waits && comes, "{tx:?} {rx:?}");
-        assert!(!late || receiving == Receiving::Await(Await::Bytes), "{tx:?} {rx:?}");
+        assert!(!late || receiving == RxDue::Await(Await::Bytes), "{tx:?} {rx:?}");
     }
 }
 
@@ -249,13 +249,13 @@ fn a_leave_waits_only_where_nothing_is_due_and_its_time_is_not_up() {
 fn a_connection_is_broken_off_only_where_bytes_would_be_missing() {
     for (tx, rx, leave, late, action) in steps() {
         if action == Action::Later && leave.strict {
-            assert!(!rx.unread || rx.next(leave.frozen) == Receiving::Done, "{tx:?} {rx:?}");
-            assert_eq!(tx.next(), Sending::Done);
+            assert!(!rx.unread || rx.next(leave.frozen) == RxDue::Done, "{tx:?} {rx:?}");
+            assert_eq!(tx.next(), TxDue::Done);
         }
-        let missing = tx.next() == Sending::Broken || rx.next(leave.frozen) == Receiving::Broken;
+        let missing = tx.next() == TxDue::Broken || rx.next(leave.frozen) == RxDue::Broken;
         match action {
             Action::BreakOff => {
-                assert!(missing || leave.strict && (rx.unread || tx.next() != Sending::Done));
+                assert!(missing || leave.strict && (rx.unread || tx.next() != TxDue::Done));
                 assert!(missing || late || tx.delivery == Delivery::Reliable, "{tx:?} {rx:?}");
             }
             Action::BreakSending => assert_eq!(tx.peer, Peer::Gone),
@@ -297,8 +297,8 @@ impl End {
         let rx = RxView { state: self.rx.state(), coming, unread, peer: Peer::Lives };
         match self.leave.step(tx, rx, late) {
             Action::Freeze => drop(self.rx.freeze()),
-            Action::Sender(Sending::Demote) => drop(self.tx.demote().unwrap()),
-            Action::Sender(Sending::PullBack) => drop(self.tx.pull_back(peer.rx.ack()).unwrap()),
+            Action::Sender(TxDue::Demote) => drop(self.tx.demote().unwrap()),
+            Action::Sender(TxDue::PullBack) => drop(self.tx.pull_back(peer.rx.ack()).unwrap()),
             Action::Sender(_) => self.tx.on_resent(1).unwrap(),
             Action::Wait(..) => {}
             over => self.over = Some(over),

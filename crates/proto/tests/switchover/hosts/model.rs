@@ -19,7 +19,7 @@ use crate::explore::Violation;
 use crate::model::{CarrierEnd, Fifo};
 use netacc_proto::switchover::{
     Ack, Action as Due, Announce, Coming, Delivery, EofVerdict, Leave, Path, Peer, Plan, Refused,
-    Rx, RxState, RxView, Sending, Tx, TxState, TxView,
+    Rx, RxState, RxView, Tx, TxDue, TxState, TxView,
 };
 
 /// One rule left out.
@@ -476,12 +476,12 @@ impl World {
         // (Whether the carrier may speak is the machine's to say.)
         let room = self.config.carrier_cap.saturating_sub(self.carrier.len + self.arrived.len);
         match self.tx_view(room).next() {
-            Sending::SendAgain => {
+            TxDue::SendAgain => {
                 for n in 1..=self.config.chunk.min(length(&self.tx.resend())).min(room) {
                     out.push(A::Resend(n));
                 }
             }
-            Sending::PullBack => out.push(A::LoadAckControl),
+            TxDue::PullBack => out.push(A::LoadAckControl),
             _ => {}
         }
         if state == TxState::Carrier
@@ -1134,7 +1134,7 @@ impl World {
             return Err("the receiver is more than two epochs behind".into());
         }
         // The machine breaks nothing off that could have gone on. (It is asked behind a look.)
-        if self.stage == SenderStage::Idle && self.tx_view(0).next() == Sending::Broken {
+        if self.stage == SenderStage::Idle && self.tx_view(0).next() == TxDue::Broken {
             return Err("the sender breaks off a connection whose peer is honest".into());
         }
         let has_looked = self.receiver == ReceiverStage::Idle
