@@ -147,7 +147,7 @@ impl Departure {
     }
 
     /// A call on the carrier. A close takes the lock before it gives the number away, and leaves
-    /// another name here (`io::last_name`).
+    /// another name here (`io::last_close::last_name`).
     fn on_carrier(&self, call: impl FnOnce(c_int)) {
         let UnderWay(s, g) = self.held;
         if let Ok(_held) = hold_tx(s, g) {
