@@ -21,7 +21,7 @@
 
 use crate::channel::{self, Channel};
 use crate::engines::Engines;
-use crate::fd_table::{self, Entry, Place};
+use crate::fd_table::{self, Entry, ObjectRef};
 use crate::lock::Mutex;
 use crate::sets::Sets;
 use crate::socket::Socket;
@@ -105,7 +105,7 @@ use handover::{shine, unlight};
 use limits::Limits;
 use news::News;
 use peers::{activate, leave, leave_channels, post, prune, prune_if_due, take_place, unpost};
-use queue::Queue;
+use queue::ReadyQueue;
 use set::{Inner, Item};
 
 /// What stands below knows sets by this ([`crate::sets`]).
@@ -125,19 +125,19 @@ impl Sets for Instances {
     fn is_waited_for(&self, s: &Socket) -> bool {
         handover::is_waited_for(s)
     }
-    fn is_home(&self, set: Place, s: &Socket) -> bool {
+    fn is_home(&self, set: ObjectRef, s: &Socket) -> bool {
         handover::is_home(at(set), s)
     }
-    fn is_slept_in(&self, set: Place) -> bool {
+    fn is_slept_in(&self, set: ObjectRef) -> bool {
         handover::is_slept_in(at(set))
     }
     fn is_slept_for(&self, s: &Socket) -> bool {
         handover::is_slept_for(s)
     }
-    fn place_for_takes(&self, set: Place, channel: &Channel) -> Option<usize> {
+    fn place_for_takes(&self, set: ObjectRef, channel: &Channel) -> Option<usize> {
         peers::place_for_takes(at(set), channel)
     }
-    fn bar(&self, set: Place) {
+    fn bar(&self, set: ObjectRef) {
         handover::show_listeners(at(set), |_| true);
         handover::bar(at(set));
     }
@@ -145,9 +145,9 @@ impl Sets for Instances {
 
 /// The set that an entry of the table names.
 #[inline(always)]
-pub(crate) fn at(place: Place) -> &'static Epoll {
+pub(crate) fn at(object: ObjectRef) -> &'static Epoll {
     // SAFETY: entries of that kind are made of references to instances, which are never freed.
-    unsafe { &*(place.address() as *const Epoll) }
+    unsafe { &*(object.address() as *const Epoll) }
 }
 
 /// An epoll instance. Type-stable: never freed, reused through a pool.
@@ -290,7 +290,7 @@ pub(crate) fn on_create(fd: c_int) {
                 items: Vec::new(),
                 free: Vec::new(),
                 by_fd: Vec::new(),
-                ready: Queue::new(),
+                ready: ReadyQueue::new(),
                 news: News::new(),
                 limits: Limits::new(),
                 channels: Vec::new(),
@@ -334,7 +334,7 @@ pub(crate) fn on_create(fd: c_int) {
     e.outside.forget();
     e.tagged.store(false, Relaxed);
     e.active.store(false, Release);
-    fd_table::set(fd, Entry::Epoll(Place::of(e)));
+    fd_table::set(fd, Entry::Epoll(ObjectRef::of(e)));
 }
 
 pub(crate) fn on_dup(e: &'static Epoll) {
@@ -352,7 +352,7 @@ fn lose_number(e: &'static Epoll, fd: c_int) {
         return;
     }
     fd_table::for_each(|other, entry| {
-        if other != fd && matches!(entry, Entry::Epoll(named) if named == Place::of(e)) {
+        if other != fd && matches!(entry, Entry::Epoll(named) if named == ObjectRef::of(e)) {
             e.fd.store(other, Relaxed);
         }
     });

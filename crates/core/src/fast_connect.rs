@@ -49,11 +49,11 @@ pub(crate) const HALF_NS: u64 = 60_000_000_000;
 
 /// Where a connector's peer is, as the kernel says it.
 #[derive(Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Place([u8; 28]);
+pub(crate) struct PeerAddress([u8; 28]);
 
-impl Place {
+impl PeerAddress {
     /// `None`: no address of IPv4 or IPv6, whole.
-    pub(crate) fn of(raw: &[u8]) -> Option<Place> {
+    pub(crate) fn of(raw: &[u8]) -> Option<PeerAddress> {
         let family = u16::from_ne_bytes([*raw.first()?, *raw.get(1)?]);
         // (Behind an address of IPv4 there are 8 bytes of no meaning.)
         let len = match i32::from(family) {
@@ -61,13 +61,13 @@ impl Place {
             libc::AF_INET6 => 28,
             _ => return None,
         };
-        let mut place = [0; 28];
-        place.get_mut(..len)?.copy_from_slice(raw.get(..len)?);
-        Some(Place(place))
+        let mut address = [0; 28];
+        address.get_mut(..len)?.copy_from_slice(raw.get(..len)?);
+        Some(PeerAddress(address))
     }
 }
 
-impl Place {
+impl PeerAddress {
     /// As the kernel writes it.
     pub(crate) fn name(&self) -> &[u8] {
         let v4 = self.0.starts_with(&(libc::AF_INET as u16).to_ne_bytes());
@@ -76,8 +76,8 @@ impl Place {
     }
 
     /// As words; all of them 0: nowhere.
-    pub(crate) fn store(place: Option<Place>, to: &[AtomicU64; 4]) {
-        let bytes = place.map_or([0; 28], |place| place.0);
+    pub(crate) fn store(address: Option<PeerAddress>, to: &[AtomicU64; 4]) {
+        let bytes = address.map_or([0; 28], |address| address.0);
         for (word, part) in to.iter().zip(bytes.chunks(8)) {
             let mut whole = [0; 8];
             whole.iter_mut().zip(part).for_each(|(to, byte)| *to = *byte);
@@ -85,12 +85,12 @@ impl Place {
         }
     }
 
-    pub(crate) fn load(from: &[AtomicU64; 4]) -> Option<Place> {
+    pub(crate) fn load(from: &[AtomicU64; 4]) -> Option<PeerAddress> {
         let mut bytes = [0; 28];
         for (part, word) in bytes.chunks_mut(8).zip(from) {
             part.iter_mut().zip(word.load(Relaxed).to_ne_bytes()).for_each(|(to, b)| *to = b);
         }
-        (bytes != [0; 28]).then_some(Place(bytes))
+        (bytes != [0; 28]).then_some(PeerAddress(bytes))
     }
 }
 
@@ -98,7 +98,7 @@ impl Place {
 pub(crate) struct Parked {
     pub(crate) socket: &'static Socket,
     /// Connector: to where. `None`: an acceptor's.
-    pub(crate) to: Option<Place>,
+    pub(crate) to: Option<PeerAddress>,
     since: u64,
     /// Its word says that it is closed: from then on it may be taken out. Until then it is of the
     /// thread that closes it.
@@ -140,13 +140,13 @@ impl List {
 }
 
 /// Keeps a connection. False: there is no room.
-pub(crate) fn keep(socket: &'static Socket, to: Option<Place>) -> bool {
+pub(crate) fn keep(socket: &'static Socket, to: Option<PeerAddress>) -> bool {
     put(socket, to, true)
 }
 
 /// As [`keep`], of one whose word does not say yet that it is closed: nobody takes it out before
 /// [`make_ready`].
-pub(crate) fn reserve(socket: &'static Socket, to: Option<Place>) -> bool {
+pub(crate) fn reserve(socket: &'static Socket, to: Option<PeerAddress>) -> bool {
     put(socket, to, false)
 }
 
@@ -166,7 +166,7 @@ pub(crate) fn unreserve(socket: &Socket) {
     let _ = at.and_then(|at| list.remove(at));
 }
 
-fn put(socket: &'static Socket, to: Option<Place>, ready: bool) -> bool {
+fn put(socket: &'static Socket, to: Option<PeerAddress>, ready: bool) -> bool {
     let most = (config::get().empty_channels_max as usize).min(KEPT);
     let mut list = LIST.lock();
     let at = list.len;
@@ -212,8 +212,8 @@ pub(crate) fn pick_best(rank: impl Fn(&Parked) -> u8) -> Option<Parked> {
     list.remove(at)
 }
 
-/// Whether connections to that place are kept.
-pub(crate) fn has_kept_to(to: Place) -> bool {
+/// Whether connections to that address are kept.
+pub(crate) fn has_kept_to(to: PeerAddress) -> bool {
     any(|k| k.to == Some(to))
 }
 

@@ -26,12 +26,12 @@ const BEGAN: u32 = 24;
 
 /// Where an object is, of which only the module that makes such objects knows more.
 #[derive(Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Place(usize);
+pub(crate) struct ObjectRef(usize);
 
-impl Place {
+impl ObjectRef {
     /// `object`: in a type-stable slab, which is never unmapped.
-    pub(crate) fn of<T>(object: &'static T) -> Place {
-        Place(core::ptr::from_ref(object) as usize)
+    pub(crate) fn of<T>(object: &'static T) -> ObjectRef {
+        ObjectRef(core::ptr::from_ref(object) as usize)
     }
     pub(crate) fn address(self) -> usize {
         self.0
@@ -49,11 +49,11 @@ pub(crate) enum Entry {
     /// A connection.
     Socket(&'static Socket, u16),
     /// An epoll instance ([`crate::epoll::at`]).
-    Epoll(Place),
+    Epoll(ObjectRef),
     /// The library's own: the application must not see it.
     Internal,
     /// An io_uring that can be followed ([`crate::io_uring::at`]).
-    Ring(Place),
+    Ring(ObjectRef),
     /// A connection that is the kernel's here, and whose file says that this process has it, under
     /// this name alone ([`crate::adoption::share`]); whether it connected.
     Marked(bool),
@@ -67,8 +67,8 @@ pub(crate) fn decode(raw: u64) -> Entry {
         // SAFETY: entries of this kind are only made from references to objects in type-stable
         // slabs, which are never unmapped; the generation is checked under the object's lock.
         SOCKET => Entry::Socket(unsafe { &*((raw & ADDRESS) as *const Socket) }, (raw >> 48) as _),
-        EPOLL => Entry::Epoll(Place((raw & ADDRESS) as usize)),
-        RING => Entry::Ring(Place((raw & ADDRESS) as usize)),
+        EPOLL => Entry::Epoll(ObjectRef((raw & ADDRESS) as usize)),
+        RING => Entry::Ring(ObjectRef((raw & ADDRESS) as usize)),
         FRESH => Entry::Fresh((raw >> 8) as u32 & REASON),
         LISTENER => Entry::Listener((raw >> 8) as u32),
         INTERNAL => Entry::Internal,
@@ -104,9 +104,9 @@ pub(crate) fn socket(fd: c_int) -> Option<(&'static Socket, u16)> {
 
 /// The epoll instance behind `fd`, if it is one that we know.
 #[inline(always)]
-pub(crate) fn epoll(fd: c_int) -> Option<Place> {
+pub(crate) fn epoll(fd: c_int) -> Option<ObjectRef> {
     let raw = raw(fd);
-    (raw & KIND == EPOLL).then_some(Place((raw & ADDRESS) as usize))
+    (raw & KIND == EPOLL).then_some(ObjectRef((raw & ADDRESS) as usize))
 }
 
 /// Whether `fd` is a name of that very connection.

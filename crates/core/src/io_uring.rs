@@ -19,7 +19,7 @@
 mod abi;
 mod receive;
 
-use crate::fd_table::{self, Entry, Place};
+use crate::fd_table::{self, Entry, ObjectRef};
 use crate::lock::Mutex;
 use crate::outcome::{PASS, Ret};
 use crate::{config, epoll, heap, io, numbers, process, sys, unconnected};
@@ -53,9 +53,9 @@ struct View {
 unsafe impl Send for View {}
 
 /// The ring that an entry of the table names.
-pub(crate) fn at(place: Place) -> &'static Ring {
+pub(crate) fn at(object: ObjectRef) -> &'static Ring {
     // SAFETY: entries of that kind are made of references to rings, which are never freed.
-    unsafe { &*(place.address() as *const Ring) }
+    unsafe { &*(object.address() as *const Ring) }
 }
 
 /// A ring of this process. Type-stable: never freed, reused through a pool.
@@ -112,7 +112,7 @@ pub(crate) fn on_setup(fd: c_int, params: &Params) {
     };
     *ring.view.lock() = Some(view);
     ring.owner.store(process::id(), Release);
-    fd_table::set(fd, Entry::Ring(Place::of(ring)));
+    fd_table::set(fd, Entry::Ring(ObjectRef::of(ring)));
 }
 
 /// The ring's descriptor is about to be closed. (Our mapping would keep the ring alive.)

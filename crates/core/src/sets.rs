@@ -2,7 +2,7 @@
 //! that stands below it.
 
 use crate::channel::Channel;
-use crate::fd_table::Place;
+use crate::fd_table::ObjectRef;
 use crate::socket::Socket;
 use core::ffi::c_int;
 use core::sync::atomic::{AtomicPtr, Ordering::*};
@@ -18,18 +18,18 @@ pub(crate) trait Sets: Sync {
     /// Whether the socket is in a set for which somebody has waited by a call that is seen.
     fn is_waited_for(&self, s: &Socket) -> bool;
     /// The set is the socket's home.
-    fn is_home(&self, set: Place, s: &Socket) -> bool;
+    fn is_home(&self, set: ObjectRef, s: &Socket) -> bool;
     /// A thread is asleep in a wait for the set that is seen. (True also where that cannot be
     /// told.)
-    fn is_slept_in(&self, set: Place) -> bool;
+    fn is_slept_in(&self, set: ObjectRef) -> bool;
     /// As `is_slept_in`, of the set that the peer notifies of `s`, if there is one.
     fn is_slept_for(&self, s: &Socket) -> bool;
     /// Where a peer announces to the set that it has taken a carrier parked for a listener in it.
     /// `None`: it has not joined that channel, or is busy.
-    fn place_for_takes(&self, set: Place, channel: &Channel) -> Option<usize>;
+    fn place_for_takes(&self, set: ObjectRef, channel: &Channel) -> Option<usize>;
     /// The set is itself polled, or shared with another process: its sockets go back to the kernel,
     /// and none comes there again.
-    fn bar(&self, set: Place);
+    fn bar(&self, set: ObjectRef);
 }
 
 static SETS: AtomicPtr<&'static dyn Sets> = AtomicPtr::new(core::ptr::null_mut());
@@ -61,17 +61,17 @@ impl Sets for NoSets {
     fn is_waited_for(&self, _: &Socket) -> bool {
         false
     }
-    fn is_home(&self, _: Place, _: &Socket) -> bool {
+    fn is_home(&self, _: ObjectRef, _: &Socket) -> bool {
         false
     }
-    fn is_slept_in(&self, _: Place) -> bool {
+    fn is_slept_in(&self, _: ObjectRef) -> bool {
         false
     }
     fn is_slept_for(&self, _: &Socket) -> bool {
         false
     }
-    fn place_for_takes(&self, _: Place, _: &Channel) -> Option<usize> {
+    fn place_for_takes(&self, _: ObjectRef, _: &Channel) -> Option<usize> {
         None
     }
-    fn bar(&self, _: Place) {}
+    fn bar(&self, _: ObjectRef) {}
 }

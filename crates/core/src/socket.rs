@@ -255,8 +255,8 @@ pub(crate) struct Socket {
     /// The cookie of the carrier's network namespace, where it has another name.
     pub(crate) netns: AtomicU64,
     /// Of a connector, where the carrier has another name: where its peer is
-    /// ([`crate::fast_connect::Place`]).
-    pub(crate) place: [AtomicU64; 4],
+    /// ([`crate::fast_connect::PeerAddress`]).
+    pub(crate) peer_address: [AtomicU64; 4],
     /// Next of the free list.
     pub(crate) next_free: AtomicPtr<Socket>,
 }

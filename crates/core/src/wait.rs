@@ -24,7 +24,7 @@ use netacc_ring::sleepers::{self, THREAD_PLACES};
 pub(crate) use spin::ALONE;
 pub(crate) use spin::{slept, spin};
 
-struct Place {
+struct WaitingPlace {
     taken: AtomicU32,
     /// A thread's place: the epoll descriptor that gathers its doorbells. (An epoll instance
     /// gathers its own.)
@@ -33,8 +33,8 @@ struct Place {
     own: AtomicI32,
 }
 
-static POOL: [Place; PLACES] = [const {
-    Place { taken: AtomicU32::new(0), gather: AtomicI32::new(-1), own: AtomicI32::new(-1) }
+static POOL: [WaitingPlace; PLACES] = [const {
+    WaitingPlace { taken: AtomicU32::new(0), gather: AtomicI32::new(-1), own: AtomicI32::new(-1) }
 }; PLACES];
 
 /// Adds a doorbell to an epoll set, under `data`; it may be there already.
@@ -69,7 +69,7 @@ pub(crate) fn hear_packets<'a>(set: i32, channels: impl Iterator<Item = &'a Chan
 
 fn claim(range: core::ops::Range<usize>) -> Option<usize> {
     let base = range.start;
-    let free = |p: &Place| {
+    let free = |p: &WaitingPlace| {
         p.taken.load(Relaxed) == 0 && p.taken.compare_exchange(0, 1, Acquire, Relaxed).is_ok()
     };
     POOL.get(range)?.iter().position(free).map(|i| base + i)

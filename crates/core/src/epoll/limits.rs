@@ -17,7 +17,7 @@ pub(super) struct Limits {
 
 /// Where a connection is counted: an index + 1.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) struct Place(NonZeroU8);
+pub(super) struct LimitIndex(NonZeroU8);
 
 impl Limits {
     pub(super) const fn new() -> Limits {
@@ -25,7 +25,7 @@ impl Limits {
     }
 
     /// One comes.
-    pub(super) fn join(&mut self, limit: Limit) -> Place {
+    pub(super) fn join(&mut self, limit: Limit) -> LimitIndex {
         let of = |known: &[(Limit, u32); KNOWN], is: &dyn Fn(&(Limit, u32)) -> bool| {
             known.iter().position(is)
         };
@@ -41,11 +41,11 @@ impl Limits {
             *count = count.saturating_add(1);
         }
         self.look();
-        Place(NonZeroU8::MIN.saturating_add(at as u8))
+        LimitIndex(NonZeroU8::MIN.saturating_add(at as u8))
     }
 
     /// It goes.
-    pub(super) fn leave(&mut self, at: Place) {
+    pub(super) fn leave(&mut self, at: LimitIndex) {
         if let Some((_, count)) = self.known.get_mut(usize::from(at.0.get() - 1)) {
             *count = count.saturating_sub(1);
         }

@@ -4,14 +4,14 @@ use alloc::collections::TryReserveError;
 use alloc::vec::Vec;
 
 /// Room is made before, where it may fail; what finds none is not queued.
-pub(super) struct Queue {
+pub(super) struct ReadyQueue {
     /// As many as a power of two.
     places: Vec<u32>,
     head: usize,
     len: usize,
 }
 
-impl Queue {
+impl ReadyQueue {
     pub(super) const fn new() -> Self {
         Self { places: Vec::new(), head: 0, len: 0 }
     }
@@ -147,7 +147,7 @@ mod tests {
     proptest! {
         #[test]
         fn a_queue_does_what_a_deque_does(steps in steps()) {
-            let (mut queue, mut model, mut room) = (Queue::new(), VecDeque::new(), 0);
+            let (mut queue, mut model, mut room) = (ReadyQueue::new(), VecDeque::new(), 0);
             for step in steps {
                 let full = model.len() == room;
                 match step {

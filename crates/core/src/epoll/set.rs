@@ -1,8 +1,8 @@
 //! What is in a set: its items, which of them are queued, and the news that queues them.
 
-use super::limits::{Limits, Place};
+use super::limits::{LimitIndex, Limits};
 use super::news::{News, place_in_time};
-use super::queue::Queue;
+use super::queue::ReadyQueue;
 use super::{ET, EXTRAS, Epoll, GATHER, IN, KERNEL, LISTENERS, NO_ITEM, ONESHOT, OUT, homes};
 use crate::channel::{BY_KERNEL, Channel, announce, stamp_of};
 use crate::engines::Engines;
@@ -28,7 +28,7 @@ pub(super) struct Item {
     /// record of that.
     pub(super) attached: bool,
     /// While it is kept here: where it counts among the set's limits.
-    pub(super) limited: Option<Place>,
+    pub(super) limited: Option<LimitIndex>,
     /// Why it is here although this is no home of the socket's: the peer does not announce its news
     /// to this set.
     pub(super) extra: Option<Reason>,
@@ -164,7 +164,7 @@ impl Item {
     }
 
     #[inline]
-    pub(super) fn queue(&mut self, ready: &mut Queue, index: u32) {
+    pub(super) fn queue(&mut self, ready: &mut ReadyQueue, index: u32) {
         if self.may_queue() {
             self.queued = ready.push_back(index);
         }
@@ -177,7 +177,7 @@ pub(super) struct Inner {
     /// Item index by descriptor.
     pub(super) by_fd: Vec<u32>,
     /// Items, and at most one [`KERNEL`].
-    pub(super) ready: Queue,
+    pub(super) ready: ReadyQueue,
     pub(super) kernel_queued: bool,
     /// The listeners in the set that give out parked carriers, and whether [`LISTENERS`] is queued.
     pub(super) listeners: Vec<Listening>,
@@ -416,7 +416,7 @@ impl Inner {
 /// [`KERNEL`] and [`LISTENERS`] are queued once.
 #[cold]
 #[inline(never)]
-fn queue_mark(ready: &mut Queue, is_queued: &mut bool, index: u32) {
+fn queue_mark(ready: &mut ReadyQueue, is_queued: &mut bool, index: u32) {
     if !*is_queued {
         *is_queued = ready.push_back(index);
     }
@@ -443,7 +443,7 @@ fn take_mark(c: &Channel, news: &mut News, by_clock: bool) -> u64 {
 }
 
 #[inline]
-fn queue(items: &mut [Option<Item>], ready: &mut Queue, index: u32) {
+fn queue(items: &mut [Option<Item>], ready: &mut ReadyQueue, index: u32) {
     if let Some(Some(item)) = items.get_mut(index as usize) {
         item.queue(ready, index);
     }

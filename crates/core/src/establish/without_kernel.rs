@@ -3,7 +3,7 @@
 
 use super::copied;
 use crate::candidates::look_up;
-use crate::fast_connect::{self, Listener, Place};
+use crate::fast_connect::{self, Listener, PeerAddress};
 use crate::fd_table::{self, Entry};
 use crate::outcome::{PASS, Ret};
 use crate::path::PathId;
@@ -62,7 +62,7 @@ unsafe fn connect(fd: c_int, addr: *const sockaddr, len: socklen_t) -> Option<Re
         | registered.map_or(0, |s| fast_connect::options_of(s.marks.load(Relaxed)));
     // SAFETY: the caller's promise.
     let (raw, n) = unsafe { copied(addr, len) };
-    let to = Place::of(raw.get(..n)?)?;
+    let to = PeerAddress::of(raw.get(..n)?)?;
     let may = config::get().accelerate_by_default && fast_connect::has_kept_to(to);
     if !may || !is_unbound(fd, &raw) {
         return None;
@@ -103,7 +103,7 @@ fn is_registered_alone(s: &'static Socket, fd: c_int) -> bool {
 
 /// As [`io::connect`], of a socket that is in epoll sets: what the kernel has there goes with the
 /// file, and its connection comes into the sets as the application put it.
-fn connect_registered(s: &'static Socket, fresh: &io::Fresh, to: Place) -> Option<()> {
+fn connect_registered(s: &'static Socket, fresh: &io::Fresh, to: PeerAddress) -> Option<()> {
     let registrations = epoll::move_out(s, fresh.fd)?;
     let taken = io::connect(fresh, to);
     if taken {
@@ -241,7 +241,7 @@ unsafe fn named(new: c_int, peer: Peer) -> Ret {
 
 /// getpeername(2) of a connection that was given out, whose peer is known.
 unsafe fn name_of(new: c_int, peer: Peer) -> Ret {
-    let known = fd_table::socket(new).and_then(|(s, _)| Place::load(&s.place));
+    let known = fd_table::socket(new).and_then(|(s, _)| PeerAddress::load(&s.peer_address));
     let Some(place) = known else {
         // SAFETY: the caller's places, which the kernel checks.
         return unsafe { sys::getpeername(new, peer.addr, peer.len) };

@@ -57,12 +57,12 @@ pub(crate) struct Listener {
     options: [AtomicI32; harmless::HARMLESS.len()],
     /// Nothing is parked for it any more.
     closed: AtomicBool,
-    queue: Mutex<Queue>,
+    queue: Mutex<AcceptQueue>,
     /// One thread at a time accepts from the kernel: who has seen a connection there gets it.
     pub(crate) accepting: Mutex<()>,
 }
 
-struct Queue {
+struct AcceptQueue {
     channels: Vec<&'static Channel>,
     taken: VecDeque<&'static Socket>,
     /// The kernel's turn.
@@ -73,7 +73,7 @@ struct Queue {
     count: u64,
 }
 
-impl Queue {
+impl AcceptQueue {
     fn put(&mut self, s: &'static Socket) {
         if self.has_room_for(s) {
             self.taken.push_back(s);
@@ -107,7 +107,7 @@ static TABLE: [Listener; LISTENERS] = [const {
         backlog: AtomicU32::new(0),
         options: [const { AtomicI32::new(0) }; harmless::HARMLESS.len()],
         closed: AtomicBool::new(false),
-        queue: Mutex::new(Queue {
+        queue: Mutex::new(AcceptQueue {
             channels: Vec::new(),
             taken: VecDeque::new(),
             kernel: false,
@@ -417,7 +417,7 @@ impl Listener {
     }
 
     /// What connectors have announced since comes into the queue.
-    fn fill(&self, queue: &mut Queue, is_taken: impl Fn(&Socket) -> bool) {
+    fn fill(&self, queue: &mut AcceptQueue, is_taken: impl Fn(&Socket) -> bool) {
         let place = self.place();
         for i in 0..queue.channels.len() {
             let Some(channel) = queue.channels.get(i).copied() else { return };
@@ -455,7 +455,7 @@ impl Listener {
     }
 
     /// The queue is empty: what gathers its doorbells says so, until the next one is announced.
-    fn be_silent(&self, queue: &mut Queue, is_taken: impl Fn(&Socket) -> bool) {
+    fn be_silent(&self, queue: &mut AcceptQueue, is_taken: impl Fn(&Socket) -> bool) {
         if self.is_quiet(queue) {
             return;
         }
@@ -475,7 +475,7 @@ impl Listener {
 
     /// A set hears of what is taken, and nothing was heard at the place itself. (Somebody may have
     /// rung there all the same: that is seen a moment later.)
-    fn is_quiet(&self, queue: &Queue) -> bool {
+    fn is_quiet(&self, queue: &AcceptQueue) -> bool {
         let since = sys::ticks().wrapping_sub(self.silent_at.load(Relaxed));
         self.by_set.load(Relaxed)
             && !self.not_by_set.load(Relaxed)

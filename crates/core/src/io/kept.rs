@@ -3,7 +3,7 @@
 //! comes to be kept, and how the next one takes its carrier: [`super::park`].)
 
 use super::last_close::finish;
-use crate::fast_connect::{self, Listener, Place};
+use crate::fast_connect::{self, Listener, PeerAddress};
 use crate::fd_table::{self, Entry};
 use crate::life_word::{look, step};
 use crate::socket::{self, Event, Socket, State, harmless};
@@ -105,7 +105,7 @@ pub(super) fn retire_kept(kept: fast_connect::Parked) {
     retire(kept.socket, kept.to);
 }
 
-pub(super) fn retire(s: &'static Socket, to: Option<Place>) {
+pub(super) fn retire(s: &'static Socket, to: Option<PeerAddress>) {
     if retires(s) {
         give_up(s);
     } else if fast_connect::keep(s, to) {

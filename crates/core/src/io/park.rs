@@ -17,7 +17,7 @@ use super::leave::serve::{leave_dead_channel, serve_pull_back};
 use super::promote::promote;
 use super::rings_shown::show_rings;
 use crate::channel::{AnnouncedAt, Channel, lives as words, producer_quiet, quiet};
-use crate::fast_connect::{self, Listener, Place};
+use crate::fast_connect::{self, Listener, PeerAddress};
 use crate::fd_table::{self, Entry};
 use crate::life_word::{self, has_closed, step};
 use crate::lock;
@@ -100,7 +100,7 @@ pub(super) fn parks(s: &'static Socket, g: u16, fd: c_int) -> bool {
     if own < 0 || listener.is_some_and(|l| !l.hears(channel, is_taken)) {
         return false;
     }
-    let to = if listener.is_none() { Place::load(&s.place) } else { None };
+    let to = if listener.is_none() { PeerAddress::load(&s.peer_address) } else { None };
     let nowhere = listener.is_none() && to.is_none();
     if nowhere || !lets_go(s, g, own, to) {
         debug_log!("fd {fd}: not kept: something is under way or unread, or enough are kept");
@@ -194,14 +194,14 @@ fn own_name(s: &Socket, fd: c_int) -> c_int {
     s.netns.store(network_of(own), Relaxed);
     let mut raw = [0u8; 128];
     let n = sys::socket_name(own, true, &mut raw);
-    Place::store(raw.get(..n.max(0) as usize).and_then(Place::of), &s.place);
+    PeerAddress::store(raw.get(..n.max(0) as usize).and_then(PeerAddress::of), &s.peer_address);
     s.spare.store(own + 1, Relaxed);
     own
 }
 
 /// Both ends of the connection are this process's to leave: nothing is under way, and nothing lies
 /// unread. It is kept, and nobody's any more.
-fn lets_go(s: &'static Socket, g: u16, own: c_int, to: Option<Place>) -> bool {
+fn lets_go(s: &'static Socket, g: u16, own: c_int, to: Option<PeerAddress>) -> bool {
     let (Ok(mut tx), Ok(mut rx)) = (hold_tx(s, g), hold_rx(s, g)) else { return false };
     match rx.end.switch.on_announce(load_announce(rx.words)) {
         Ok(false) => {}
@@ -274,8 +274,9 @@ pub(crate) struct Fresh {
     pub(crate) untouched: bool,
 }
 
-/// The socket becomes a connection to that place by a carrier that is parked. False: there is none.
-pub(crate) fn connect(fresh: &Fresh, to: Place) -> bool {
+/// The socket becomes a connection to that address by a carrier that is parked. False: there is
+/// none.
+pub(crate) fn connect(fresh: &Fresh, to: PeerAddress) -> bool {
     let now = sys::ticks();
     let parked = |k: &fast_connect::Parked| {
         let channel = k.socket.channel().filter(|_| k.to == Some(to));

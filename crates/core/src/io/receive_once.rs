@@ -2,7 +2,7 @@
 
 use super::ends::{RxHeld, load_announce};
 use super::reset::{is_broken, is_reset, peer_has_ended, why_broken};
-use super::take::{Destination, drain, received_fast};
+use super::take::{Target, drain, received_fast};
 use super::{ASK_CARRIER_IN_SET_NS, ASK_CARRIER_NS, EAGAIN, ECONNRESET, EFAULT, header_of};
 use crate::channel::quiet;
 use crate::heap::Scratch;
@@ -46,11 +46,11 @@ impl RxHeld<'_> {
 pub(super) unsafe fn look_fast(
     s: &Socket,
     h: &mut RxHeld<'_>,
-    to: &Destination<'_>,
+    to: &Target<'_>,
     limit: u64,
     nonblocking: bool,
 ) -> Look {
-    let Destination { fd, flags, .. } = *to;
+    let Target { fd, flags, .. } = *to;
     let peek = flags & libc::MSG_PEEK != 0;
     let Ok(mut avail) = h.end.ring.refresh() else { return Look::Corrupt };
     if avail == 0 && h.channel.far.id().traits().polled {
@@ -237,11 +237,11 @@ fn error_was_taken(s: &Socket, h: &RxHeld<'_>) -> bool {
 pub(super) unsafe fn look_carrier(
     s: &Socket,
     h: &mut RxHeld<'_>,
-    to: &Destination<'_>,
+    to: &Target<'_>,
     limit: u64,
     peek_first: bool,
 ) -> Look {
-    let Destination { fd, iov, done, flags } = *to;
+    let Target { fd, iov, done, flags } = *to;
     if h.end.pending_error != 0 {
         return carrier_ended(s, h, fd, 0);
     }

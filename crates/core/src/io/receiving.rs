@@ -8,7 +8,7 @@ use super::leave::pause::resume_if_on;
 use super::leave::{PULL_BACK_NS, leave_if_due};
 use super::receive_once::{Look, ask_carrier, kernel_recv, look_carrier, look_fast};
 use super::reset::{kept_error, peer_has_ended};
-use super::take::Destination;
+use super::take::Target;
 use super::under_way::UnderWay;
 use super::waits::{Patience, block, interrupted, never_waits};
 use super::{EAGAIN, ECONNRESET};
@@ -35,7 +35,7 @@ pub(super) struct Receiving<'a> {
 }
 
 /// How far it has come.
-struct Progress {
+struct SoFar {
     /// Bytes that are received, or peeked at.
     done: usize,
     /// What [`is_doubtful`] has seen.
@@ -74,7 +74,7 @@ impl Receiving<'_> {
         let patience = Patience::of(&s.receive_timeout_ns);
         let nonblocking = never_waits(s, Side::Receive, self.flags);
         let waits_for_all = self.flags & libc::MSG_WAITALL != 0 && !nonblocking;
-        let mut now = Progress { done: 0, doubtful: None, patience, nonblocking, waits_for_all };
+        let mut now = SoFar { done: 0, doubtful: None, patience, nonblocking, waits_for_all };
         // Dropped after `held`.
         let mut under_way = None;
         let mut held = Some(held);
@@ -130,7 +130,7 @@ impl Receiving<'_> {
     }
 
     /// One step, with the receiving half.
-    unsafe fn next(&self, now: &mut Progress, h: &mut RxHeld<'static>) -> Next {
+    unsafe fn next(&self, now: &mut SoFar, h: &mut RxHeld<'static>) -> Next {
         let (s, fd) = (self.s, self.fd);
         if s.has(flag::CORRUPT) {
             return Next::Done(ECONNRESET);
@@ -187,10 +187,10 @@ impl Receiving<'_> {
     }
 
     /// Looks at the path that the direction is on.
-    unsafe fn look(&self, now: &Progress, h: &mut RxHeld<'static>, plan: Plan) -> Look {
+    unsafe fn look(&self, now: &SoFar, h: &mut RxHeld<'static>, plan: Plan) -> Look {
         let (s, fd) = (self.s, self.fd);
         let done = if self.peeks() { 0 } else { now.done };
-        let to = Destination { fd, iov: self.iov, done, flags: self.flags };
+        let to = Target { fd, iov: self.iov, done, flags: self.flags };
         match plan {
             // SAFETY: the caller's buffers.
             Plan::Fast { limit } => unsafe { look_fast(s, h, &to, limit, now.nonblocking) },
@@ -218,7 +218,7 @@ impl Receiving<'_> {
     }
 
     /// Bytes have come, by the path that the look was at.
-    fn got_some(&self, now: &Progress, h: &mut RxHeld<'static>, on_carrier: bool) -> Next {
+    fn got_some(&self, now: &SoFar, h: &mut RxHeld<'static>, on_carrier: bool) -> Next {
         if now.done >= self.total {
             return Next::Done(0);
         }
@@ -251,7 +251,7 @@ impl Receiving<'_> {
     /// gets here with bytes.)
     #[cold]
     #[inline(never)]
-    unsafe fn elsewhere(&self, now: &mut Progress) -> Next {
+    unsafe fn elsewhere(&self, now: &mut SoFar) -> Next {
         let (s, fd, done) = (self.s, self.fd, now.done);
         if done == 0 {
             return Next::Done(PASS);
@@ -283,7 +283,7 @@ impl Receiving<'_> {
     #[inline(never)]
     fn wait(
         &mut self,
-        now: &mut Progress,
+        now: &mut SoFar,
         under_way: &mut Option<UnderWay>,
         on_carrier: bool,
     ) -> Option<Ret> {
@@ -308,7 +308,7 @@ impl Receiving<'_> {
     /// `Some`: the call ends with what there is.
     #[cold]
     #[inline(never)]
-    fn peek_later(&self, now: &mut Progress) -> Option<Ret> {
+    fn peek_later(&self, now: &mut SoFar) -> Option<Ret> {
         let deadline = now.patience.deadline();
         let mut p = libc::pollfd { fd: self.fd, events: libc::POLLRDHUP, revents: 0 };
         // SAFETY: one valid pollfd.

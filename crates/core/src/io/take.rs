@@ -47,7 +47,7 @@ pub(super) unsafe fn scatter(
 }
 
 /// Where a look (`receive_once.rs`) puts what it finds.
-pub(super) struct Destination<'a> {
+pub(super) struct Target<'a> {
     pub(super) fd: c_int,
     /// The caller's buffers.
     pub(super) iov: &'a [iovec],
@@ -60,10 +60,10 @@ pub(super) struct Destination<'a> {
 /// MSG_TRUNC copies nothing. Where a buffer is bad all of them stay there.
 pub(super) unsafe fn drain(
     ring: &mut Consumer,
-    to: &Destination<'_>,
+    to: &Target<'_>,
     limit: usize,
 ) -> Result<usize, CopyError> {
-    let Destination { iov, done: mut skip, flags, .. } = *to;
+    let Target { iov, done: mut skip, flags, .. } = *to;
     let (peek, drop_bytes) = (flags & libc::MSG_PEEK != 0, flags & libc::MSG_TRUNC != 0);
     let mut n = 0;
     for v in iov {

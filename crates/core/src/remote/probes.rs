@@ -3,7 +3,7 @@
 //! A carrier is idle while its connection is on RDMA, so nothing comes of a host that has rebooted,
 //! which would answer any packet by a reset. So while a link is broken, and nobody answers where it
 //! led, the kernel has to send a packet on the carriers of connections that wait: a keep-alive
-//! probe, for which the options of keep-alive are others for a moment ([`UnderWay`]). A reset is
+//! probe, for which the options of keep-alive are others for a moment ([`Probe`]). A reset is
 //! TCP's own, and ends the connection as ever. And where a carrier's probes are not answered
 //! either, a queue pair on which something does not arrive is lost, whatever its device says: some
 //! never say that nobody is there, and TCP below iWARP says so after a quarter of an hour.
@@ -22,20 +22,20 @@ const UNANSWERED: u32 = 5;
 
 /// A probe on its way: it ends with this, whatever becomes of what waited for it, and the options
 /// are the application's again.
-struct UnderWay {
+struct Probe {
     s: &'static Socket,
     g: u16,
 }
 
-impl UnderWay {
-    fn begin(s: &'static Socket) -> UnderWay {
+impl Probe {
+    fn begin(s: &'static Socket) -> Probe {
         let g = s.generation16();
         io::begin_probe(s, g);
-        UnderWay { s, g }
+        Probe { s, g }
     }
 }
 
-impl Drop for UnderWay {
+impl Drop for Probe {
     fn drop(&mut self) {
         io::end_probe(self.s, self.g);
     }
@@ -44,7 +44,7 @@ impl Drop for UnderWay {
 /// The probes of one carrier.
 #[derive(Default)]
 pub(super) struct Probes {
-    under_way: Option<UnderWay>,
+    under_way: Option<Probe>,
     /// When the next one begins, or this one ends; 0: it has not been thought of.
     at: u64,
     pause: u64,
@@ -62,7 +62,7 @@ impl Probes {
             return;
         }
         if self.end_in_time(now).is_none() && now >= self.at {
-            self.under_way = Some(UnderWay::begin(s));
+            self.under_way = Some(Probe::begin(s));
             self.at = now + ANSWER_NS;
         }
     }

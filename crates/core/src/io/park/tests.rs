@@ -76,14 +76,14 @@ fn word(s: &Socket) -> &'static core::sync::atomic::AtomicU64 {
     s.channel().unwrap().life(s.slot.load(Relaxed) as usize)
 }
 
-fn place_of(s: &Socket) -> Place {
+fn peer_address_of(s: &Socket) -> PeerAddress {
     let mut raw = [0u8; 128];
     let n = sys::socket_name(s.fd.load(Acquire), true, &mut raw);
-    Place::of(&raw[..n as usize]).unwrap()
+    PeerAddress::of(&raw[..n as usize]).unwrap()
 }
 
-/// A socket of the application's that takes a carrier to that place.
-fn connects(to: Place) -> Option<c_int> {
+/// A socket of the application's that takes a carrier to that address.
+fn connects(to: PeerAddress) -> Option<c_int> {
     // SAFETY: no pointers.
     let fd = unsafe { libc::socket(libc::AF_INET, libc::SOCK_STREAM, 0) };
     let domain = libc::AF_INET;
@@ -124,7 +124,7 @@ fn a_carrier_serves_one_life_after_another() {
     let _one = one_at_a_time();
     let l = Listening::new(8);
     let mut ends = first_life(&l);
-    let to = place_of(ends[C].socket);
+    let to = peer_address_of(ends[C].socket);
     for _ in 0..4 {
         close_in_good_order(ends);
         assert_eq!(kept(), 2);
@@ -145,7 +145,7 @@ fn what_has_been_let_go_of_is_nobodys_before_its_word_says_so() {
     let _one = one_at_a_time();
     let l = Listening::new(8);
     let mut ends = first_life(&l);
-    let (s, to) = (ends[C].socket, place_of(ends[C].socket));
+    let (s, to) = (ends[C].socket, peer_address_of(ends[C].socket));
     let own = own_name(s, ends[C].fd);
     assert!(lets_go(s, s.generation16(), own, Some(to)));
     assert_eq!(kept(), 1);
@@ -191,7 +191,7 @@ fn what_is_taken_when_its_listener_ends_is_reset() {
     let _one = one_at_a_time();
     let l = Listening::new(8);
     let ends = first_life(&l);
-    let to = place_of(ends[C].socket);
+    let to = peer_address_of(ends[C].socket);
     close_in_good_order(ends);
     let mut c = end_of(connects(to).unwrap());
     drop(l);
@@ -228,7 +228,7 @@ fn a_listener_that_is_given_up_retires_what_is_parked_for_it() {
     let _one = one_at_a_time();
     let l = Listening::new(8);
     let ends = first_life(&l);
-    let to = place_of(ends[C].socket);
+    let to = peer_address_of(ends[C].socket);
     close_in_good_order(ends);
     give_up_listener(l.known);
     assert!(connects(to).is_none());
@@ -275,7 +275,7 @@ fn a_connectors_peer_that_lies_costs_its_own_carrier_alone() {
     for lie in lies() {
         let l = Listening::new(8);
         let mut ends = first_life(&l);
-        let to = place_of(ends[C].socket);
+        let to = peer_address_of(ends[C].socket);
         ends[C].close();
         assert_eq!(kept(), 1);
         word(ends[C].socket).store(lie, SeqCst);
@@ -297,7 +297,7 @@ fn nothing_is_kept_or_taken_where_acceleration_is_off() {
     let l = Listening::new(8);
     let ends = first_life(&l);
     let waits = first_life(&l);
-    let [to, there] = [&ends, &waits].map(|ends| place_of(ends[C].socket));
+    let [to, there] = [&ends, &waits].map(|ends| peer_address_of(ends[C].socket));
     close_in_good_order(waits);
     let mut c = end_of(connects(there).unwrap());
     close_in_good_order(ends);
@@ -345,7 +345,7 @@ fn a_carrier_of_a_shared_port_is_taken_while_its_process_waits() {
         assert!(sys::setsockopt(fd, libc::SOL_SOCKET, libc::SO_REUSEPORT, &on) >= 0);
     });
     let ends = first_life(&l);
-    let to = place_of(ends[C].socket);
+    let to = peer_address_of(ends[C].socket);
     let next = |l: &Listening| {
         let c = connects(to)?;
         let mut ends = [end_of(l.give_out().unwrap()), end_of(c)];
@@ -433,7 +433,7 @@ fn what_is_taken_is_told_to_the_set_of_its_listener() {
     let set = Set::new();
     set.add(l.socket.as_raw_fd(), libc::EPOLLIN, 7);
     let mut ends = first_life(&l);
-    let to = place_of(ends[C].socket);
+    let to = peer_address_of(ends[C].socket);
     for _ in 0..3 {
         set.add(ends[A].fd, libc::EPOLLIN, 8);
         assert_eq!(set.wait(), []);
@@ -478,7 +478,7 @@ fn a_listener_is_not_reported_in_vain() {
         let set = Set::new();
         set.add(l.socket.as_raw_fd(), events, 7);
         let ends = first_life(&l);
-        let (s, to) = (ends[A].socket, place_of(ends[C].socket));
+        let (s, to) = (ends[A].socket, peer_address_of(ends[C].socket));
         let (channel, slot) = (ends[C].socket.channel().unwrap(), s.slot.load(Relaxed) as usize);
         let rings = || channel.announce_taken(l.known.announced_at(None), slot);
         close_in_good_order(ends);
@@ -510,7 +510,7 @@ fn a_wait_reports_a_listener_once() {
     let set = Set::new();
     set.add(l.socket.as_raw_fd(), libc::EPOLLIN, 7);
     let ends = first_life(&l);
-    let to = place_of(ends[C].socket);
+    let to = peer_address_of(ends[C].socket);
     close_in_good_order(ends);
     let by_kernel = std::net::TcpStream::connect(l.socket.local_addr().unwrap()).unwrap();
     let c = connects(to).unwrap();
@@ -548,7 +548,7 @@ fn what_a_connector_has_begun_before_its_end_is_given_out_with_its_bytes() {
     let _one = one_at_a_time();
     let l = Listening::new(8);
     let ends = first_life(&l);
-    let to = place_of(ends[C].socket);
+    let to = peer_address_of(ends[C].socket);
     close_in_good_order(ends);
     let mut c = end_of(connects(to).unwrap());
     c.send(C, 1000);
@@ -577,7 +577,7 @@ fn a_carrier_that_is_refused_is_given_up() {
     let l = Listening::new(8);
     let [told, of] = [first_life(&l), first_life(&l)];
     let s = told[A].socket;
-    let [to, there] = [&told, &of].map(|ends| place_of(ends[C].socket));
+    let [to, there] = [&told, &of].map(|ends| peer_address_of(ends[C].socket));
     close_in_good_order(told);
     assert!(matches!(give_out(l.known, s, 0, |_| ()), Err(0)));
     assert!(!s.is(State::Parked));
@@ -610,7 +610,7 @@ fn what_is_taken_while_it_is_looked_at_is_given_out() {
     let _one = one_at_a_time();
     let l = Listening::new(8);
     let ends = first_life(&l);
-    let to = place_of(ends[C].socket);
+    let to = peer_address_of(ends[C].socket);
     close_in_good_order(ends);
     let mut c = end_of(connects(to).unwrap());
     let s = l.known.next(true, is_taken).unwrap();
