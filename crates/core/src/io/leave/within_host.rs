@@ -46,7 +46,7 @@ pub(in crate::io) struct LeaveCall {
     room: bool,
     /// The peer's announcement that was looked into last.
     heard: u32,
-    /// It stays attached ([`pause`]).
+    /// It stays attached ([`super::pause`]).
     pub(super) pauses: bool,
     /// Nobody may be reading what goes again.
     grown: Option<SendBuffer>,
