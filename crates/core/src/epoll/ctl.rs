@@ -2,7 +2,7 @@
 //! item at the socket's home, or an extra item.
 
 use super::hand_back::{
-    hand_back, register, register_carrier, take_from_kernel, take_out, take_record_out,
+    evict, hand_back, register, register_carrier, take_from_kernel, take_out, take_record_out,
 };
 use super::handover::{bar, light, may_attach_when_armed, take_over};
 use super::ready::may_report;
@@ -15,7 +15,7 @@ use super::{
 use crate::fast_connect::{self, Listener, listener, listener_to_use};
 use crate::fd_table::{self, Entry};
 use crate::outcome::{PASS, Ret};
-use crate::socket::{Named, Socket, State};
+use crate::socket::{Named, State};
 use crate::{adoption, io, process, signals, stats, sys, user};
 use core::ffi::c_int;
 use core::sync::atomic::Ordering::*;
@@ -487,17 +487,5 @@ fn add(e: &'static Epoll, epfd: c_int, on: Named, ev: epoll_event) -> Ret {
         }
         prod(e, &inner);
         return 0;
-    }
-}
-
-/// The socket leaves the homes that the application has taken it out of.
-fn evict(s: &'static Socket) {
-    for home in homes::sets_of(s) {
-        let mut inner = home.inner.lock();
-        let Some(index) = homes::item(s, home) else { continue };
-        let has_left = |item: &mut Item| !item.present && item.attached && !item.nameless;
-        if inner.item_of(index, s).is_some_and(has_left) {
-            take_out(home, home.fd.load(Relaxed), &mut inner, index);
-        }
     }
 }

@@ -88,6 +88,18 @@ pub(super) fn take_out(e: &Epoll, epfd: c_int, inner: &mut Inner, index: u32) {
     leave(e, &item);
 }
 
+/// The socket leaves the homes that the application has taken it out of.
+pub(super) fn evict(s: &'static Socket) {
+    for home in homes::sets_of(s) {
+        let mut inner = home.inner.lock();
+        let Some(index) = homes::item(s, home) else { continue };
+        let has_left = |item: &mut Item| !item.present && item.attached && !item.nameless;
+        if inner.item_of(index, s).is_some_and(has_left) {
+            take_out(home, home.fd.load(Relaxed), &mut inner, index);
+        }
+    }
+}
+
 /// What was recorded for a candidate goes.
 pub(super) fn take_record_out(e: &Epoll, inner: &mut Inner, index: u32) {
     let Some(s) = inner.remove_record(index) else {

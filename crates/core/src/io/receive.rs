@@ -163,9 +163,7 @@ pub(super) unsafe fn recv_inherited(on: Named, iov: &[iovec], total: usize, flag
     }
     if s.needs_maker() {
         return match await_carrier(
-            s,
-            g,
-            fd,
+            on,
             Reason::InheritedByFork,
             s.receive_timeout_ns.load(Relaxed),
             nonblocking,

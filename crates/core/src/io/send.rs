@@ -33,7 +33,8 @@ pub(super) fn leave_to_send(
 ) -> Ret {
     let nonblocking = never_waits(s, Side::Send, flags);
     if s.path().leaves_by_agent() {
-        return match await_carrier(s, g, fd, why, s.send_timeout_ns.load(Relaxed), nonblocking) {
+        let on = Named { s, g, fd };
+        return match await_carrier(on, why, s.send_timeout_ns.load(Relaxed), nonblocking) {
             Ok(()) if s.generation16() == g && s.is(State::Attached) && is_broken(s) => {
                 send_broken(s, flags)
             }

@@ -107,8 +107,8 @@ impl Sending<'_> {
                 Next::Departure => self.await_departure(&mut patience),
                 Next::TakeBack => {
                     let timeout = s.send_timeout_ns.load(Relaxed);
-                    await_carrier(s, self.g, self.fd, Reason::SocketOption, timeout, nonblocking)
-                        .err()
+                    let on = Named { s, g: self.g, fd: self.fd };
+                    await_carrier(on, Reason::SocketOption, timeout, nonblocking).err()
                 }
                 // What the kernel says is told once: the next call is told.
                 Next::Gone if self.done > 0 => Some(0),

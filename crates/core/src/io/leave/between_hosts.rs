@@ -146,13 +146,12 @@ pub(crate) fn sends_by_kernel(s: &'static Socket, g: u16) -> bool {
 /// maker takes it there. `Err`: the call's result.
 #[cold]
 pub(in crate::io) fn await_carrier(
-    s: &'static Socket,
-    g: u16,
-    fd: c_int,
+    on: Named,
     why: Reason,
     timeout_ns: i64,
     nonblocking: bool,
 ) -> Result<(), Ret> {
+    let Named { s, g, .. } = on;
     let limit = if nonblocking { PULL_BACK_NS } else { timeout_ns.max(0) as u64 };
     let until = if limit == 0 { u64::MAX } else { sys::now_ns().saturating_add(limit) };
     let inherited = s.is_inherited();
@@ -172,7 +171,7 @@ pub(in crate::io) fn await_carrier(
                     && s.is(State::Attached)
                     && s.generation16() == g =>
             {
-                break_off_abandoned(Named { s, g, fd }, why)
+                break_off_abandoned(on, why)
             }
             State::Attached if sys::now_ns() >= until => return Err(EAGAIN),
             State::Attached => {
