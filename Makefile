@@ -1,5 +1,5 @@
 # make            build everything, optimised
-# make demo       netacc bench and Redis, plain against accelerated: one table, under three minutes after the build
+# make demo       netacc bench and Redis, plain against accelerated: one table, about a minute after the build; NETACC_DEMO=all: more rows, three minutes
 # make bench      the full measurement against the project's targets, about 20 minutes; results in out/
 # make bench-against BASE=COMMIT  the same rows with that library and with this one, in turn
 # make bench-looks what the trace costs, and those who look on: status 1 above their budgets
