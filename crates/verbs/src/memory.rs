@@ -24,8 +24,7 @@
 use crate::fabric::*;
 use alloc::sync::Arc;
 use core::ffi::c_int;
-use core::net::{IpAddr, SocketAddr};
-use core::ptr::NonNull;
+use core::net::IpAddr;
 
 mod fabric;
 mod lock;

@@ -5,11 +5,13 @@
 //! at; every value is checked against what this end knows, and stored only then. The first one that
 //! is wrong ends the pair; what was applied before it stays.
 
-use super::*;
+use super::{Lanes, News, Reason, Violation};
 use crate::counters::add;
-use crate::lane::Peer;
-use crate::wire::{Imm, Item, Message, Ring};
-use netacc_verbs::fabric::Outcome;
+use crate::lane::{CLOSING, Config, Lane, LaneRx, OPEN, Peer};
+use crate::wire::{Imm, Item, MESSAGE_BYTES, Message, Ring};
+use alloc::vec::Vec;
+use core::sync::atomic::Ordering::{Acquire, Relaxed, Release};
+use netacc_verbs::fabric::{BATCH_MAX, Call, Fabric, Outcome};
 
 /// What the poll lock's holder has.
 pub(crate) struct Rx {

@@ -1,18 +1,22 @@
 //! The sending half: what lanes have to send becomes work requests.
 //!
-//! One turn of one lane is at most one message and [`Settings::turn_bytes`] bytes; then the next
-//! lane that has something comes. What is remembered of a lane changes when the requests are
-//! posted, and not before.
+//! One turn of one lane is at most one message and [`turn_bytes`](super::Settings::turn_bytes)
+//! bytes; then the next lane that has something comes. What is remembered of a lane changes when
+//! the requests are posted, and not before.
 //!
 //! What may be posted is bounded twice: by the send queue ([`Window`]), and by the receives that
 //! the peer has posted. One receive is never used for anything but giving receives back, so that
 //! two ends that have filled each other's queues can always free them. Neither bound depends on
 //! what an application reads: a lane whose reader stops has a full ring, and nothing to post.
 
-use super::*;
+use super::{Kicked, Lanes, Reason, Violation};
+use crate::arena::Rings;
 use crate::counters::add;
-use crate::wire::{Draft, Imm, Item, Ring};
-use netacc_verbs::fabric::{Action, Remote, Work};
+use crate::lane::{CLOSING, Config, Lane, LaneTx, OPEN, REFUSING};
+use crate::wire::{Draft, Imm, Item, MESSAGE_BYTES, Ring};
+use core::sync::atomic::Ordering::{Acquire, Relaxed, Release};
+use netacc_verbs::fabric::{Action, Call, Fabric, Piece, PostError, Remote, Work};
+use netacc_verbs::window::Window;
 
 /// Most work requests of one message: a part of the message's words, two parts of the bytes, what
 /// announces them.

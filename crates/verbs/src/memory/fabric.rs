@@ -1,6 +1,13 @@
 //! The calls: each enters the world, counts itself, and lets it advance a little.
 
-use super::*;
+use super::{Device, Domain, Listener, Manager, Memory, Pair, Queue, Region};
+use crate::fabric::{
+    Access, BATCH_MAX, Call, Capacity, Completion, Error, Event, Fabric, Facts, Fault, News,
+    Patience, PostError, Private, Receive, Remote, Work,
+};
+use core::ffi::c_int;
+use core::net::{IpAddr, SocketAddr};
+use core::ptr::NonNull;
 
 impl Fabric for Memory {
     type Manager = Manager;

@@ -1,6 +1,8 @@
 //! That the fabric in memory keeps the rules of verbs, and that its faults are what they say.
 
 use super::*;
+use core::net::SocketAddr;
+use core::ptr::NonNull;
 use std::boxed::Box;
 use std::collections::BTreeSet;
 use std::string::String;

@@ -18,7 +18,7 @@ mod objects;
 mod steps;
 mod work;
 
-use super::{Model, Objects, Order, Region as RegionHandle, Segment};
+use super::{Model, Objects, Order, Segment};
 use crate::fabric::*;
 use crate::sys;
 use alloc::collections::{BTreeMap, VecDeque};

@@ -1,8 +1,23 @@
 //! The calls.
 
-use super::convert::*;
-use super::*;
+use super::convert::{SockAddr, check, completion, errno_of, error, object, posted, request};
+use super::{Device, Domain, Listener, Manager, Pair, Queue, Region, Verbs, context_of, probe};
+use crate::fabric::{
+    Access, BATCH_MAX, Call, Capacity, Completion, Error, Event, Fabric, Facts, Fault, PRIVATE_MAX,
+    Patience, PostError, Receive, Remote, Work,
+};
+use crate::ffi::{
+    IBV_ACCESS_LOCAL_WRITE, IBV_ACCESS_REMOTE_WRITE, IBV_EVENT_COMM_EST, IBV_EVENT_CQ_ERR,
+    IBV_EVENT_DEVICE_FATAL, IBV_EVENT_GID_CHANGE, IBV_EVENT_PORT_ACTIVE, IBV_EVENT_PORT_ERR,
+    IBV_EVENT_QP_ACCESS_ERR, IBV_EVENT_QP_FATAL, IBV_EVENT_QP_REQ_ERR, IBV_QPS_ERR, RDMA_OPTION_ID,
+    RDMA_OPTION_ID_TOS, ibv_async_event, ibv_recv_wr, ibv_send_wr, ibv_sge, ibv_wc,
+};
+use crate::sys::{self, Shelter};
+use core::ffi::c_int;
 use core::mem::MaybeUninit;
+use core::net::{IpAddr, SocketAddr};
+use core::ptr::{NonNull, null_mut};
+use core::sync::atomic::{AtomicU32, Ordering};
 
 /// News that nobody wants are passed over, at most so many in a row.
 const PASS_OVER_MAX: u32 = 64;

@@ -1,6 +1,9 @@
 //! How pairs come to be connected, and how that ends.
 
-use super::*;
+use super::{CONSUMER, Frees, Message, Pair, Phase, Result, World};
+use crate::fabric::{Capacity, Failure, News, Outcome, Private};
+use alloc::collections::VecDeque;
+use core::net::{IpAddr, SocketAddr};
 
 impl World {
     pub(in crate::memory) fn pair(&mut self, pair: u64) -> Result<&mut Pair> {

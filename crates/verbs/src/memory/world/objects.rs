@@ -1,6 +1,14 @@
 //! Managers, devices, regions, listeners and queues.
 
-use super::*;
+use super::{
+    Device, Entry, FIRST_PORT, Frees, Host, Listener, Manager, Queue, Region, Result, World,
+};
+use crate::fabric::{Access, Completion, Facts, Fault, Name, Outcome};
+use crate::sys;
+use alloc::collections::VecDeque;
+use alloc::vec::Vec;
+use core::ffi::c_int;
+use core::net::{IpAddr, SocketAddr};
 
 impl World {
     pub(in crate::memory) fn open_fd() -> Result<c_int> {

@@ -1,6 +1,11 @@
 //! What can happen next, and that it does.
 
-use super::*;
+use super::super::Order;
+use super::{
+    Frees, Message, NO_LISTENER, Payload, Phase, Refusal, STEPS_MAX, Send, Step, What, World,
+};
+use crate::fabric::{Failure, News, Outcome, PRIVATE_MAX, Private};
+use alloc::vec::Vec;
 
 impl World {
     /// What can happen next, in the order in which [`Order::Prompt`] does it.

@@ -1,6 +1,9 @@
 //! Work requests: what is refused at once, and what an accepted one does at the peer.
 
-use super::*;
+use super::super::{Region as RegionHandle, Segment};
+use super::{Frees, Payload, Phase, Refusal, Region, Result, Send, What, World};
+use crate::fabric::{Access, Action, Failure, Fault, Outcome, Piece, Receive, Work};
+use alloc::vec::Vec;
 
 impl World {
     pub(in crate::memory) fn post(
