@@ -2,7 +2,7 @@
 //! event is lost.
 
 use crate::bad::{self, Bad, KINDS, Kind};
-use crate::ctx::{await_bytes, blocked, recv_exact, send_all};
+use crate::ctx::{await_bytes, blocked, recv_exact, send_all, sends_on_a_fast_path};
 use crate::scenario::{Scenario, alone, pair};
 use crate::sys::{self, Addr, E, R};
 use libc::{
@@ -15,6 +15,8 @@ use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
 const MIB: usize = 1 << 20;
 const PAGE: usize = 4096;
 const BLOCKED: &str = "nobody can handle a fault whose signal is blocked";
+/// As many as bring a connection onto a fast path, where nothing waits for that.
+const TURNS: usize = 50;
 /// The byte in front of a bad page.
 const GOOD: u8 = bad::FILL;
 
@@ -468,6 +470,52 @@ pub fn list() -> Vec<Scenario> {
             ("switch", BLOCKED),
             ("rdma", BLOCKED),
         ]),
+        pair(
+            "memory/blocked-signal-ends-the-process",
+            "the same of a process: EFAULT on TCP; where its connection is accelerated, SIGSEGV ends it",
+            |t| {
+                let listener = t.listener();
+                t.publish(listener);
+                let [from, to] = sys::pipe();
+                let child = t.child(|t| {
+                    let fd = t.accept(listener);
+                    for _ in 0..TURNS {
+                        recv_exact(fd, 1);
+                        send_all(fd, b"y");
+                    }
+                    sys::block_signals(&[SIGSEGV]).expect("mask");
+                    sys::write(to, &[u8::from(sends_on_a_fast_path(fd))]).expect("write");
+                    let sent = bad::send(fd, Bad::new(Kind::Unmapped).page(), 10);
+                    if sent == Err(E(EFAULT)) { "refused".into() } else { format!("{sent:?}") }
+                });
+                let how = child.join();
+                let mut fast = [0];
+                sys::read(from, &mut fast).expect("read");
+                // (With or without the file that a process leaves behind.)
+                let ended = [SIGSEGV, SIGSEGV | 0x80].map(|status| format!(" (status {status})"));
+                let ended = ended.contains(&how);
+                let right = match fast {
+                    [1] => ended,
+                    _ if t.warms_up() => how == "refused",
+                    // The call itself may be the one that takes it there.
+                    _ => ended || how == "refused",
+                };
+                t.log("as it has to be", right);
+                if !right {
+                    t.log("but", (fast, how));
+                }
+                t.meet("end");
+            },
+            |t| {
+                let fd = t.client();
+                for _ in 0..TURNS {
+                    send_all(fd, b"x");
+                    recv_exact(fd, 1);
+                }
+                t.meet("end");
+            },
+        )
+        .skip(&[("switch", "it may go back to TCP in the call")]),
         pair(
             "memory/recvmmsg-error",
             "an error in the middle of recvmmsg: what came before is returned, and the next call meets the error",
