@@ -616,8 +616,8 @@ pub fn list() -> Vec<Scenario> {
         pair(
             "fds/pass-at-both-ends",
             "SCM_RIGHTS at both ends at once, with small buffers, all of them full, and nobody who reads: neither waits for the other",
-            |t| passes_full(t, t.server(), [1, 2]),
-            |t| passes_full(t, t.client(), [2, 1]),
+            |t| passes_full(t, t.server(), [1, 2], false),
+            |t| passes_full(t, t.client(), [2, 1], false),
         )
         .skip(&[
             ("shm", ALL_IN_THE_RING),
@@ -626,6 +626,12 @@ pub fn list() -> Vec<Scenario> {
             ("fast", ALL_IN_THE_RING),
             ("switch", ALL_IN_THE_RING),
         ]),
+        pair(
+            "fds/pass-at-both-ends-or-none",
+            "the same: all of it comes, exact, or there is an error at both ends; never an early end",
+            |t| passes_full(t, t.server(), [1, 2], true),
+            |t| passes_full(t, t.client(), [2, 1], true),
+        ),
         pair(
             "fds/pass-to-a-child",
             "SCM_RIGHTS to a process with the library that was started before the connection",
@@ -725,32 +731,43 @@ pub fn list() -> Vec<Scenario> {
     ]
 }
 
-/// A helper gets the connection over a unix socket that it was born with, reads 1000 bytes and
-/// sends them back.
 /// Sends until there is no room, as the peer does, hands the connection on, and reads what has
-/// come.
-fn passes_full(t: &Ctx, fd: Fd, [mine, theirs]: [u64; 2]) {
+/// come: all of it, or, where the connection may be broken off, an error at both ends.
+fn passes_full(t: &Ctx, fd: Fd, [mine, theirs]: [u64; 2], may_break: bool) {
     for name in [libc::SO_SNDBUF, libc::SO_RCVBUF] {
         sys::setopt(fd, libc::SOL_SOCKET, name, 4096).expect("setsockopt");
     }
     let mut sender = t.sender(fd, mine);
-    let mut sent = 0;
     while let Ok(n) = sys::send(fd, &sender.upcoming(4096), MSG_DONTWAIT) {
         sender.advance(n);
-        sent += n;
     }
     t.meet("full");
     let [a, b] = sys::socketpair(libc::SOCK_STREAM | libc::SOCK_CLOEXEC).expect("socketpair");
     t.log("send", sys::send_fds(a, b"fd", &[fd]));
     t.log("close", sys::close(fd));
-    let (_, fds) = sys::recv_fds(b).expect("recvmsg");
-    t.tell(&sent.to_string());
-    let mut receiver = t.receiver(fds[0], theirs);
-    receiver.accept(&recv_exact(fds[0], t.hear().parse().expect("a number")));
-    t.log("all of it, exact", receiver.error.is_none());
+    let fd = sys::recv_fds(b).expect("recvmsg").1[0];
+    t.tell(&sender.sent.to_string());
+    let all = t.hear().parse().expect("a number");
+    let mut receiver = t.receiver(fd, theirs);
+    let mut end = "all";
+    while end == "all" && receiver.received < all {
+        let mut buf = [0; 4096];
+        match sys::recv(fd, &mut buf, 0) {
+            Ok(0) => end = "an early end",
+            Ok(n) => receiver.accept(&buf[..n]),
+            Err(_) => end = "an error",
+        }
+    }
+    t.meet("read");
+    t.tell(end);
+    let alike = t.hear() == end && end != "an early end";
+    let right = if may_break { alike } else { end == "all" };
+    t.log("as it has to be", right && receiver.error.is_none());
     t.meet("end");
 }
 
+/// A helper gets the connection over a unix socket that it was born with, reads 1000 bytes and
+/// sends them back.
 fn pass_to_helper(t: &Ctx, keep_preload: bool) {
     let [a, b] = sys::socketpair(libc::SOCK_STREAM | libc::SOCK_CLOEXEC).expect("socketpair");
     let helper = t.helper("take-fd", &[], keep_preload, Some(b));

@@ -317,6 +317,31 @@ pub fn list() -> Vec<Scenario> {
         )
         .any_path(),
         pair(
+            "rendezvous/reasons-of-the-silent",
+            "what is said of a connection that both ends have agreed on, and nobody uses from then on",
+            |t| {
+                let listener = t.listener();
+                t.publish(listener);
+                let fd = sys::accept(listener).expect("accept");
+                serve(fd, 3);
+                t.expect_reason(fd, &[("shm", "agreed"), ("rdma", "agreed")]);
+                t.meet("seen");
+                serve(fd, 10);
+                t.log("eof", sys::recv(fd, &mut [0; 1], 0));
+            },
+            |t| {
+                let fd = connected(t.hear_addr());
+                t.log("answers", in_turn(&[fd], 3));
+                t.expect_reason(fd, &[("shm", "agreed"), ("rdma", "agreed")]);
+                t.meet("seen");
+                // It takes the path with what is sent next.
+                t.log("answers", in_turn(&[fd], 10));
+                t.expect_reason(fd, &[("shm", "none"), ("rdma", "none")]);
+                t.log("close", sys::close(fd));
+            },
+        )
+        .any_path(),
+        pair(
             "rendezvous/reasons-one-end-off",
             "what is said of a connection whose client has the library, with acceleration off",
             |t| {
