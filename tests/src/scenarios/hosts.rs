@@ -2,13 +2,14 @@
 //! the difference there, and for what plain TCP does in every other mode. And what has to be the
 //! same, in ways that cost little where a system call is slow.
 
+use super::calls::receive_bytes;
 use super::ends::{doomed, end, hears_of_it, killed_with_a_child, poll_now, until_it_fails};
-use crate::ctx::{blocked, recv_exact, send_all};
+use crate::ctx::{Ctx, await_bytes, blocked, recv_exact, send_all};
 use crate::scenario::{Scenario, pair};
 use crate::sys::{self, E, Fd, over_rdma};
 use libc::{
-    EPOLLIN, IPPROTO_TCP, MSG_DONTWAIT, MSG_MORE, MSG_NOSIGNAL, POLLHUP, POLLIN, POLLRDHUP,
-    SIGKILL, SIGTERM, SIGUSR1, SOL_SOCKET, TCP_CORK,
+    EPOLLET, EPOLLIN, IPPROTO_TCP, MSG_DONTWAIT, MSG_MORE, MSG_NOSIGNAL, POLLHUP, POLLIN, POLLOUT,
+    POLLRDHUP, SIGKILL, SIGTERM, SIGUSR1, SOL_SOCKET, TCP_CORK,
 };
 
 /// What looks whether something takes longer than TCP's 200 ms has so many tries: a busy machine
@@ -17,6 +18,14 @@ const TRIES: usize = 50;
 /// Connections that are sent to in turn, and how often.
 const TOLD: usize = 4;
 const ROUNDS: usize = 20;
+
+/// Arrivals that are told of by edges.
+const ARRIVALS: usize = 200;
+/// Connections that go back to TCP, whose ends then look for room.
+const GO_BACK: usize = 6;
+/// Turns before a connection goes on in another process, and the bytes behind them.
+const ASKED: usize = 30;
+const REST: usize = 700_000;
 
 /// Whether the peer's death was a reset: one error, and the end of both directions.
 fn was_reset(fd: Fd) -> bool {
@@ -36,6 +45,7 @@ pub fn list() -> Vec<Scenario> {
     let mut all = ends();
     all.extend(sends());
     all.extend(others());
+    all.extend(went_on());
     all
 }
 
@@ -199,7 +209,100 @@ fn sends() -> Vec<Scenario> {
             },
         )
         .any_path(),
+        pair(
+            "hosts/room-comes-back",
+            "a connection goes back to TCP: a poll for room with a time-out ends with room, and a send that does not wait goes then",
+            |t| {
+                let fds = t.servers(GO_BACK);
+                go_back(t, &fds, 0);
+            },
+            |t| {
+                let fds = t.clients(GO_BACK);
+                go_back(t, &fds, 1);
+            },
+        ),
+        pair(
+            "hosts/half-closed-before-the-agreement",
+            "a client sends a little, shuts down its sending half, and receives a megabyte: exact, and between hosts on TCP",
+            |t| {
+                let listener = t.listener();
+                t.publish(listener);
+                let fd = sys::accept(listener).expect("accept");
+                t.drain_to_end(fd, 41);
+                t.pour(fd, 42, 1_000_000);
+                t.is_back(fd);
+                t.meet("received");
+                sys::close(fd).expect("close");
+            },
+            |t| {
+                let fd = connected(t);
+                t.pour(fd, 41, 1000);
+                sys::shutdown(fd, libc::SHUT_WR).expect("SHUT_WR");
+                t.drain(fd, 42, 1_000_000);
+                t.is_back(fd);
+                t.meet("received");
+                t.log("end", sys::recv(fd, &mut [0; 8], 0));
+            },
+        )
+        .any_path(),
+        pair(
+            "hosts/recvmmsg-error",
+            "a reset behind a message of recvmmsg is the next call's; over RDMA that may say the end of the stream",
+            |t| {
+                let fd = t.server();
+                await_bytes(fd, 5);
+                let reader = blocked(move || receive_bytes(fd, 6, 0, (50, 0)).0);
+                t.tell("reset");
+                t.log("before the reset", reader.join().expect("thread"));
+                let next = || sys::recv(fd, &mut [0; 8], 0);
+                let said = (next(), next());
+                let right = said == (Err(E(libc::ECONNRESET)), Ok(0))
+                    || over_rdma() && said == (Ok(0), Ok(0));
+                t.log("as it has to be", right);
+            },
+            |t| {
+                let fd = t.client();
+                send_all(fd, b"abcde");
+                t.wait("reset");
+                sys::set_linger(fd, true, 0).expect("SO_LINGER");
+                t.log("close", sys::close(fd));
+            },
+        ),
     ]
+}
+
+/// One of the ends asks for what only TCP has, each at half of the connections; both look for room.
+fn go_back(t: &Ctx, fds: &[Fd], side: usize) {
+    for (i, fd) in fds.iter().enumerate() {
+        let leaves = i % 2 == side;
+        t.meet("next");
+        if leaves {
+            sys::setopt(*fd, SOL_SOCKET, libc::SO_RCVLOWAT, 2).expect("SO_RCVLOWAT");
+            t.tell("leaves");
+        } else {
+            t.wait("leaves");
+        }
+        // (The other end may find room in the ring still, and be asked for TCP behind that.)
+        let mut sent = Err(E(libc::EAGAIN));
+        for _ in 0..if leaves { 1 } else { 100 } {
+            assert!(sys::await_events(*fd, POLLOUT, 20_000) & POLLOUT != 0, "no room");
+            sent = sys::send(*fd, b"xy", MSG_DONTWAIT);
+            if sent != Err(E(libc::EAGAIN)) {
+                break;
+            }
+        }
+        t.log("sent", sent);
+        recv_exact(*fd, 2);
+    }
+    t.meet("over");
+}
+
+/// Connects, and uses nothing yet.
+fn connected(t: &Ctx) -> Fd {
+    let addr = t.hear_addr();
+    let fd = sys::socket(addr.family(), libc::SOCK_STREAM, 0).expect("socket");
+    sys::connect(fd, addr).expect("connect");
+    fd
 }
 
 fn end_of(fd: Fd) -> bool {
@@ -297,5 +400,111 @@ fn others() -> Vec<Scenario> {
                 t.wait("end");
             },
         ),
+        pair(
+            "hosts/edges",
+            "an edge-triggered registration: each arrival is an edge; over RDMA there may be one more of it, and none is missing",
+            |t| {
+                let fd = t.server();
+                let set = sys::epoll_create1(libc::EPOLL_CLOEXEC).expect("epoll_create1");
+                let events = (EPOLLIN | EPOLLET) as u32;
+                sys::epoll_ctl(set, libc::EPOLL_CTL_ADD, fd, events, 1).expect("ADD");
+                sys::epoll_wait(set, 8, 0).expect("epoll_wait");
+                let mut edges = 0;
+                for n in 0..ARRIVALS {
+                    t.tell("go");
+                    loop {
+                        let told = sys::epoll_wait(set, 8, 20_000).expect("epoll_wait");
+                        assert!(!told.is_empty(), "no edge of arrival {n}");
+                        edges += told.len();
+                        if sys::recv(fd, &mut [0; 8], MSG_DONTWAIT) == Ok(1) {
+                            break;
+                        }
+                    }
+                    send_all(fd, b"y");
+                    t.wait("answered");
+                }
+                edges += sys::epoll_wait(set, 8, 0).expect("epoll_wait").len();
+                // (Within a host so it is where a connection changes its path.)
+                let more = if over_rdma() || !t.waits_until_fast() { ARRIVALS } else { 0 };
+                t.log("as it has to be", (ARRIVALS..=ARRIVALS + more).contains(&edges));
+                t.tell("end");
+            },
+            |t| {
+                let fd = t.client();
+                while t.hear() == "go" {
+                    send_all(fd, b"x");
+                    recv_exact(fd, 1);
+                    t.tell("answered");
+                }
+            },
+        ),
     ]
+}
+
+/// Connections that go on in a process that did not make them: the device is their maker's.
+fn went_on() -> Vec<Scenario> {
+    vec![
+        pair(
+            "hosts/passed-after-accept",
+            "a server passes each connection to a worker and closes it: right, and between hosts on TCP",
+            |t| {
+                let [to, from] = sys::socketpair(libc::SOCK_STREAM).expect("socketpair");
+                let worker = t.child(|t| {
+                    let fd = sys::recv_fds(from).expect("recvmsg").1[0];
+                    for _ in 0..ASKED {
+                        let ask = recv_exact(fd, 4);
+                        send_all(fd, &ask);
+                    }
+                    t.drain(fd, 11, REST);
+                    t.pour(fd, 12, REST);
+                    format!("{:?}", sys::recv(fd, &mut [0; 8], 0))
+                });
+                let fd = accepted(t);
+                t.log("pass", sys::send_fds(to, b"fd", &[fd]));
+                sys::close(fd).expect("close");
+                t.log("worker", worker.join());
+                t.meet("over");
+            },
+            asks,
+        )
+        .any_path(),
+        pair(
+            "hosts/executed-after-accept",
+            "a server forks for each connection, and the child becomes another program: right, and between hosts on TCP",
+            |t| {
+                let fd = accepted(t);
+                let child = t.helper("echoes-serve-all", &[&fd.to_string(), "0"], true, None);
+                sys::close(fd).expect("close");
+                t.log("child", child.join());
+                t.meet("over");
+            },
+            asks,
+        )
+        .any_path(),
+    ]
+}
+
+/// Accepts one connection. Nobody has used it.
+fn accepted(t: &Ctx) -> Fd {
+    let listener = t.listener();
+    t.publish(listener);
+    let fd = sys::accept(listener).expect("accept");
+    sys::close(listener).expect("close");
+    fd
+}
+
+/// The client of those: turns, then a stream each way.
+fn asks(t: &Ctx) {
+    let fd = connected(t);
+    for _ in 0..ASKED {
+        send_all(fd, b"ask.");
+        recv_exact(fd, 4);
+    }
+    t.is_back(fd);
+    t.pour(fd, 11, REST);
+    t.drain(fd, 12, REST);
+    t.is_back(fd);
+    t.log("shutdown", sys::shutdown(fd, libc::SHUT_WR));
+    t.log("end", sys::recv(fd, &mut [0; 8], 0));
+    t.meet("over");
 }
