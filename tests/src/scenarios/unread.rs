@@ -31,8 +31,10 @@ use When::*;
 const FINDS_ROOM: &[(&str, &str)] =
     &[("rdma", "who waits for room may find it on the carrier before it hears of the end")];
 
-/// Ways to hear of the peer's end, and what each says of it.
-const WAYS: [(&str, When, fn(Fd) -> String); 24] = [
+/// A way to hear of the peer's end, and what it says of that.
+type Way = (&'static str, When, fn(Fd) -> String);
+
+const WAYS: [Way; 24] = [
     ("recv", Waits, |fd| recv(fd, 0)),
     ("recv, to peek", Waits, |fd| recv(fd, MSG_PEEK)),
     ("recv, of all", Waits, |fd| recv(fd, MSG_WAITALL)),
@@ -110,7 +112,7 @@ pub(super) fn rest(t: &Ctx, name: &str, fd: Fd) {
 
 /// Uses one connection for each way, has the peer end meanwhile, and says what was heard, and what
 /// was left to hear.
-fn survive(t: &Ctx, fds: &[Fd], ways: &[(&'static str, When, fn(Fd) -> String)]) {
+fn survive(t: &Ctx, fds: &[Fd], ways: &[Way]) {
     let mut waiting = vec![];
     for ((_, when, way), fd) in ways.iter().zip(fds) {
         if matches!(when, WaitsForRoom | LaterFull) {
@@ -122,7 +124,10 @@ fn survive(t: &Ctx, fds: &[Fd], ways: &[(&'static str, When, fn(Fd) -> String)])
     }
     t.tell("end");
     t.wait("ended");
-    for (((name, _, way), fd), thread) in ways.iter().zip(fds).zip(waiting) {
+    for (((name, when, way), fd), thread) in ways.iter().zip(fds).zip(waiting) {
+        if *when == Later {
+            hears_of_it(*fd, POLLRDHUP);
+        }
         let said = thread.map_or_else(|| way(*fd), |thread| thread.join().expect("thread"));
         t.log(name, said);
         rest(t, name, *fd);
@@ -130,14 +135,41 @@ fn survive(t: &Ctx, fds: &[Fd], ways: &[(&'static str, When, fn(Fd) -> String)])
     }
 }
 
-/// Those that need not be able to send.
-fn ways_to_receive() -> Vec<(&'static str, When, fn(Fd) -> String)> {
-    let receives = |name: &str| !name.contains("send") && !name.contains("OUT");
-    let of_time = |when| matches!(when, Waits | Later);
-    WAYS.into_iter().filter(|(name, when, _)| receives(name) && of_time(*when)).collect()
+/// A server for each death that ends with bytes unread on a connection for each way.
+fn killed_with_unread(t: &Ctx, ways: &[Way]) {
+    dying_servers(t, ways.len(), |_, fds| {
+        fds.iter().for_each(|fd| await_bytes(*fd, 100));
+    });
 }
 
-fn ways_with_data() -> Vec<(&'static str, When, fn(Fd) -> String)> {
+/// The other end of [`killed_with_unread`].
+fn survive_each_death(t: &Ctx, ways: &[Way]) {
+    for _ in DEATHS {
+        let addr = t.hear_addr();
+        let fds: Vec<Fd> = ways.iter().map(|_| t.connect(addr)).collect();
+        fds.iter().for_each(|fd| send_all(*fd, &[1; 100]));
+        t.wait("ready");
+        survive(t, &fds, ways);
+    }
+    t.meet("over");
+}
+
+fn receives(way: &Way) -> bool {
+    let (name, when, _) = *way;
+    !name.contains("send") && !name.contains("OUT") && matches!(when, Waits | Later)
+}
+
+/// Those that need not be able to send.
+fn ways_to_receive() -> Vec<Way> {
+    WAYS.into_iter().filter(receives).collect()
+}
+
+/// All others.
+fn ways_to_send() -> Vec<Way> {
+    WAYS.into_iter().filter(|way| !receives(way)).collect()
+}
+
+fn ways_with_data() -> Vec<Way> {
     WAYS.into_iter().filter(|(_, when, _)| *when == Later).collect()
 }
 
@@ -148,22 +180,15 @@ pub fn list() -> Vec<Scenario> {
     vec![
         pair(
             "unread/killed",
-            "a peer that was killed, ended by a signal's default action, or by _exit, had bytes unread: heard in each way, once",
-            |t| {
-                dying_servers(t, WAYS.len(), |_, fds| {
-                    fds.iter().for_each(|fd| await_bytes(*fd, 100));
-                });
-            },
-            |t| {
-                for _ in DEATHS {
-                    let addr = t.hear_addr();
-                    let fds: Vec<Fd> = WAYS.iter().map(|_| t.connect(addr)).collect();
-                    fds.iter().for_each(|fd| send_all(*fd, &[1; 100]));
-                    t.wait("ready");
-                    survive(t, &fds, &WAYS);
-                }
-                t.meet("over");
-            },
+            "a peer that was killed, ended by a signal's default action, or by _exit, had bytes unread: heard in each way to receive, once",
+            |t| killed_with_unread(t, &ways_to_receive()),
+            |t| survive_each_death(t, &ways_to_receive()),
+        ),
+        pair(
+            "unread/killed-with-room",
+            "the same, heard by who sends, or waits for room",
+            |t| killed_with_unread(t, &ways_to_send()),
+            |t| survive_each_death(t, &ways_to_send()),
         )
         .skip(FINDS_ROOM),
         pair(
