@@ -376,8 +376,7 @@ fn follow(entry: Sqe, seen: Seen) -> Option<Sqe> {
 fn uses(fd: c_int) {
     match fd_table::get(fd) {
         Entry::Socket(..) | Entry::Fresh(_) | Entry::Listener(_) => {
-            // (What it receives is seen to: [`receive`].)
-            io::need_kernel_to_send(fd, Reason::IoUring)
+            io::need_kernel(fd, Reason::IoUring)
         }
         Entry::Epoll(e) => _ = epoll::leave_to_kernel(epoll::at(e)),
         _ => {}

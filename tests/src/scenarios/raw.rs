@@ -141,6 +141,7 @@ fn exchange_later(t: &Ctx, fd: Fd) {
     let server = t.hear().parse().expect("a process");
     for n in 0..BEFORE {
         while !sys::is_asleep(server) {
+            assert!(sys::exists(server), "the server has ended");
             std::thread::yield_now();
         }
         send_all(fd, &[n as u8; MESSAGE]);

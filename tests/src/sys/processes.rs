@@ -39,6 +39,12 @@ pub fn is_asleep(pid: libc::pid_t) -> bool {
     std::fs::read_to_string(format!("/proc/{pid}/stat")).is_ok_and(|stat| stat.contains(") S "))
 }
 
+/// A process that has not ended.
+pub fn exists(pid: libc::pid_t) -> bool {
+    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat"));
+    stat.is_ok_and(|stat| !stat.contains(") Z ") && !stat.contains(") X "))
+}
+
 pub fn gettid() -> libc::pid_t {
     // SAFETY: gettid cannot fail.
     unsafe { libc::gettid() }

@@ -22,7 +22,7 @@ use netacc_verbs::fabric::{Fabric as _, Transport};
 const LISTENERS: usize = 64;
 /// Callers that are taken in a row.
 const CALLERS: usize = 64;
-/// One where no socket of the application's listens any more is closed after so long.
+/// One where no socket of the application's listens any more is closed after so long, at least.
 const UNUSED_NS: u64 = 10_000_000_000;
 
 /// One that cannot take a caller is left alone for so long.
@@ -40,6 +40,8 @@ pub(super) struct Listener {
     pub(super) holds_port: bool,
     /// A pair that a peer was asked to connect there did not come.
     pub(super) doubted: bool,
+    /// Since when no socket of the application's is known to listen there; 0: one does.
+    unused_since: u64,
 }
 
 impl Remote {
@@ -59,7 +61,7 @@ impl Remote {
 
     fn take_links(&mut self, local: SocketAddr) -> Result<(), Reason> {
         if self.free_place() >= LISTENERS {
-            self.close_unused(|link| link.in_use() || !link.waiting.is_empty());
+            self.close_unused(true);
         }
         let at = self.free_place();
         if at >= LISTENERS {
@@ -74,7 +76,8 @@ impl Remote {
             self.listen_at(fd, local, device, at).inspect_err(|_| close_own(fd))?;
         debug_log!("links for {local} on port {}, pairs on {cm_port}", link_port(local.port(), k));
         let holds_port = self.holds_port(local, device, cm_port);
-        let new = Listener { local, fd, device, cm: Some(cm), cm_port, holds_port, doubted: false };
+        let (cm, doubted, unused_since) = (Some(cm), false, 0);
+        let new = Listener { local, fd, device, cm, cm_port, holds_port, doubted, unused_since };
         match self.listeners.get_mut(at) {
             Some(old) => *old = new,
             None => self.listeners.push(new),
@@ -166,23 +169,46 @@ impl Remote {
             return;
         }
         self.listeners_at = 0;
-        // (The others are looked at again when the next one is closed.)
-        self.close_unused(|link| link.phase != Phase::Gone);
+        // (Those whose links are up are looked at again when the next one is closed.)
+        if self.close_unused(false) {
+            self.look_at_listeners();
+        }
     }
 
-    /// Closes those where no socket of the application's listens any more, and none of their links
-    /// is in use.
-    fn close_unused(&mut self, is_in_use: impl Fn(&Link) -> bool) {
+    /// Closes those where no socket of the application's has listened for a while, and whose links
+    /// are over. `pressed`: another one needs a place, so nobody waits for them: only where an
+    /// accepted connection may ask for them, or a link has something to do, they stay. True: some
+    /// have not been unused for long enough.
+    fn close_unused(&mut self, pressed: bool) -> bool {
         let verbs = self.devices.verbs();
         let listens = crate::listens::Listens::now();
-        let mut gone = false;
-        for l in self.listeners.iter_mut().filter(|l| l.fd >= 0 && !listens.on(l.local.port())) {
+        let now = sys::now_ns();
+        let (mut gone, mut early) = (false, false);
+        for l in self.listeners.iter_mut().filter(|l| l.fd >= 0) {
+            if listens.on(l.local.port()) {
+                l.unused_since = 0;
+                continue;
+            }
+            if l.unused_since == 0 {
+                l.unused_since = now;
+            }
             let is_its = |link: &Link| {
                 link.role == Role::Acceptor
                     && link.local == l.local.ip()
                     && link.port == l.local.port()
             };
-            if self.links.iter().flatten().any(|link| is_its(link) && is_in_use(link)) {
+            let works =
+                |link: &Link| link.in_use() || !link.waiting.is_empty() || link.broken_at != 0;
+            let is_used = |link: &Link| {
+                is_its(link) && if pressed { works(link) } else { link.phase != Phase::Gone }
+            };
+            if self.links.iter().flatten().any(|link| is_used(link))
+                || pressed && listens.awaited(l.local.port())
+            {
+                continue;
+            }
+            if !pressed && now.saturating_sub(l.unused_since) < UNUSED_NS {
+                early = true;
                 continue;
             }
             close_own(core::mem::replace(&mut l.fd, -1));
@@ -195,6 +221,7 @@ impl Remote {
             // The next accept there is told of anew.
             forget_known();
         }
+        early
     }
 
     /// The manager's listener: at the next free one of the same ports where the transport shares

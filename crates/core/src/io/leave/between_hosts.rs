@@ -4,6 +4,7 @@
 use super::super::EAGAIN;
 use super::super::ends::hold_tx;
 use super::super::waits::interrupted;
+use super::halves::pin;
 use super::send_buffer::SendBuffer;
 use super::{LONGEST_NS, NOTHING_COMES_NS, PULL_BACK_NS, pull_back_patience_ns, throws_away};
 use crate::outcome::Ret;
@@ -32,7 +33,13 @@ pub(in crate::io) fn to_kernel_between_hosts(
 /// unread may stay in the ring. (A byte on the carrier before that half is there would be taken for
 /// a broken rule.)
 pub(in crate::io) fn to_kernel_to_send(s: &'static Socket, g: u16, fd: c_int, why: Reason) {
-    let _ = await_thread(Named { s, g, fd }, why, Patience::to_send(s, g, why));
+    // (A forked child does not see its maker's half.)
+    let patience = if s.is_inherited() {
+        Patience::of(s, g, why, false)
+    } else {
+        Patience::to_send(s, g, why)
+    };
+    let _ = await_thread(Named { s, g, fd }, why, patience);
 }
 
 fn await_thread(on: Named, why: Reason, patience: Patience) -> bool {
@@ -106,18 +113,19 @@ pub(crate) fn await_way_back(
             && !s.path().maker_is_alive(s.owner.load(Relaxed))
             && s.is(State::Attached)
             && s.generation16() == g;
-        let left = patience.left(s);
-        if left == 0
-            || abandoned
-            || s.has(flag::BROKEN_OFF | flag::CORRUPT)
-            || channel.is_some_and(|c| c.far.is_gone(slot))
-        {
+        let is_over =
+            s.has(flag::BROKEN_OFF | flag::CORRUPT) || channel.is_some_and(|c| c.far.is_gone(slot));
+        if patience.sends && is_over {
+            // What has come is still received.
+            return false;
+        }
+        if patience.left(s) == 0 || abandoned || is_over {
             break abandoned;
         }
         if patience.strict && grown.is_none() {
             grown = left_to_send(s, g).and_then(|bytes| SendBuffer::grown(fd, bytes));
         }
-        wait(left.min(10_000_000) as i64);
+        wait(patience.left(s).clamp(1, 10_000_000) as i64);
     };
     let missing = Leave::new(patience.strict).give_up(true) == Action::BreakOff;
     if abandoned || missing && !(why == Reason::Disconnected && throws_away(s)) {
@@ -133,12 +141,20 @@ fn left_to_send(s: &'static Socket, g: u16) -> Option<u64> {
     (tx.end.switch.state() == TxState::Resending).then(|| resend.end - resend.start)
 }
 
-/// Nothing of the sending half is under way by another path. (A forked child cannot tell of its
-/// maker's.)
+/// The sending half is the kernel's, and stays so: nothing of it is under way by another path, the
+/// peer knows that it goes on on the carrier, and no FIN is to come before what is sent next. (A
+/// forked child cannot tell of its maker's.)
 pub(crate) fn sends_by_kernel(s: &'static Socket, g: u16) -> bool {
-    !s.is_inherited()
-        && hold_tx(s, g)
-            .is_ok_and(|tx| matches!(tx.end.switch.state(), TxState::Carrier | TxState::Shut))
+    let Ok(mut tx) = hold_tx(s, g) else { return false };
+    if s.is_inherited() {
+        return false;
+    }
+    pin(&mut tx);
+    let is_open =
+        tx.channel.far.seen_epoch(tx.slot).is_none_or(|seen| tx.end.switch.carrier_is_open(seen));
+    matches!(tx.end.switch.state(), TxState::Carrier | TxState::Shut)
+        && is_open
+        && !s.has(flag::FIN_LATER)
 }
 
 /// A call that needs the carrier of a connection between hosts: waits, as it would wait for the

@@ -16,6 +16,8 @@ pub(super) struct SendBuffer {
     inode: (u64, u64),
     bytes: c_int,
     lock: c_int,
+    /// What it was grown to: another size is the program's own, set meanwhile.
+    grown: c_int,
 }
 
 impl SendBuffer {
@@ -30,13 +32,16 @@ impl SendBuffer {
         let bytes = get(fd, libc::SO_SNDBUF).filter(|bytes| bytes / 2 <= WMEM_MAX)?;
         let want = (bytes / 2).saturating_add(c_int::try_from(more).unwrap_or(c_int::MAX / 4));
         set(fd, libc::SO_SNDBUF, want);
-        Some(SendBuffer { fd, inode, bytes, lock })
+        let grown = get(fd, libc::SO_SNDBUF)?;
+        Some(SendBuffer { fd, inode, bytes, lock, grown })
     }
 }
 
 impl Drop for SendBuffer {
     fn drop(&mut self) {
-        if sys::inode(self.fd) == Some(self.inode) {
+        if sys::inode(self.fd) == Some(self.inode)
+            && get(self.fd, libc::SO_SNDBUF) == Some(self.grown)
+        {
             set(self.fd, libc::SO_SNDBUF, self.bytes / 2);
             set(self.fd, libc::SO_BUF_LOCK, self.lock);
         }
