@@ -7,7 +7,7 @@ OUT=${NETACC_TEST_OUT:-$PWD/out/test}
 REPEAT=${NETACC_REPEAT:-1}
 # So many suites of a run may have flaky tests, so many of them each: what fails together has one
 # cause. What these suites do depends on nothing: a failure of theirs is one.
-MOST_FLAKY=${NETACC_FLAKY:-$((REPEAT > 1 ? 0 : 2))}
+MOST_FLAKY=${NETACC_FLAKY:-$((REPEAT > 1 ? 0 : 1))}
 MOST_FLAKY_TESTS=3
 MOST_FALLEN=2
 DETERMINISTIC=" gates loom miri "
