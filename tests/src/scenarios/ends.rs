@@ -236,15 +236,54 @@ fn only_sends(t: &Ctx, name: &str, send: impl Fn() -> R) {
     t.log("fails", (e, soon));
 }
 
+/// The last of them fills what is in between (`hosts/shut-down-and-not-read`).
+const SMALL_SENDS: usize = SENDS.len() - 1;
+
 /// Ways to shut down both halves.
 const SHUT_BOTH: [&[i32]; 3] =
     [&[libc::SHUT_RDWR], &[libc::SHUT_RD, libc::SHUT_WR], &[libc::SHUT_WR, libc::SHUT_RD]];
+
+/// A server that shuts down both halves, in each way, of so many connections, and keeps them.
+fn shuts_both_down(t: &Ctx, each: usize) {
+    let fds = t.servers(SHUT_BOTH.len() * each);
+    for (fds, shutdowns) in fds.chunks(each).zip(SHUT_BOTH) {
+        for fd in fds {
+            t.wait("shut");
+            for how in shutdowns {
+                sys::shutdown(*fd, *how).expect("shutdown");
+            }
+            t.tell("is shut");
+        }
+    }
+    t.wait("done");
+}
 
 pub fn list() -> Vec<Scenario> {
     vec![
         pair(
             "ends/send-to-closed",
             "a client that only sends, and waits for nothing: to a peer that has closed one send goes, the next ones fail",
+            |t| {
+                for fd in t.servers(SENDS.len()) {
+                    t.wait("close");
+                    sys::close(fd).expect("close");
+                    t.tell("closed");
+                }
+            },
+            |t| {
+                sys::ignore_signal(libc::SIGPIPE);
+                for ((name, send), fd) in SENDS.iter().zip(t.clients(SENDS.len())) {
+                    t.tell("close");
+                    t.wait("closed");
+                    hears_of_it(fd, POLLRDHUP);
+                    t.log(name, send(fd).is_ok());
+                    t.log("fails", until_it_fails(100, 0, || send(fd)));
+                }
+            },
+        ),
+        pair(
+            "ends/send-to-closed-unheard",
+            "the same where the news may be on its way still, which nobody waits for",
             |t| {
                 for fd in t.servers(SENDS.len()) {
                     t.wait("close");
@@ -303,30 +342,31 @@ pub fn list() -> Vec<Scenario> {
         pair(
             "ends/send-to-shut-down",
             "a client that only sends, to a peer that has shut down both halves and keeps the descriptor: one send goes, the next ones fail",
-            |t| {
-                let fds = t.servers(SHUT_BOTH.len() * SENDS.len());
-                for (fds, shutdowns) in fds.chunks(SENDS.len()).zip(SHUT_BOTH) {
-                    for fd in fds {
-                        t.wait("shut");
-                        for how in shutdowns {
-                            sys::shutdown(*fd, *how).expect("shutdown");
-                        }
-                        t.tell("is shut");
-                    }
-                }
-                t.wait("done");
-            },
+            |t| shuts_both_down(t, SENDS.len()),
             |t| {
                 sys::ignore_signal(libc::SIGPIPE);
                 let fds = t.clients(SHUT_BOTH.len() * SENDS.len());
                 for ((name, send), fd) in SENDS.iter().cycle().zip(fds) {
                     t.tell("shut");
                     t.wait("is shut");
-                    // (A ring that is full before the news is there stays full over RDMA, as the
-                    // peer does not read.)
-                    if *name == "large" {
-                        hears_of_it(fd, POLLRDHUP);
-                    }
+                    hears_of_it(fd, POLLRDHUP);
+                    t.log(name, send(fd).is_ok());
+                    t.log("fails", until_it_fails(100, 0, || send(fd)));
+                    t.log("poll", sys::poll_names(sys::await_events(fd, POLLOUT, 0)));
+                }
+                t.tell("done");
+            },
+        ),
+        pair(
+            "ends/send-to-shut-down-unheard",
+            "the same of small sends where the news may be on its way still, which nobody waits for",
+            |t| shuts_both_down(t, SMALL_SENDS),
+            |t| {
+                sys::ignore_signal(libc::SIGPIPE);
+                let fds = t.clients(SHUT_BOTH.len() * SMALL_SENDS);
+                for ((name, send), fd) in SENDS[..SMALL_SENDS].iter().cycle().zip(fds) {
+                    t.tell("shut");
+                    t.wait("is shut");
                     only_sends(t, name, || send(fd));
                     t.log("poll", sys::poll_names(sys::await_events(fd, POLLOUT, 0)));
                 }

@@ -111,8 +111,8 @@ pub(super) fn rest(t: &Ctx, name: &str, fd: Fd) {
 }
 
 /// Uses one connection for each way, has the peer end meanwhile, and says what was heard, and what
-/// was left to hear.
-fn survive(t: &Ctx, fds: &[Fd], ways: &[Way]) {
+/// was left to hear. `first` is waited for before a way that looks later.
+fn survive(t: &Ctx, fds: &[Fd], ways: &[Way], first: fn(Fd)) {
     let mut waiting = vec![];
     for ((_, when, way), fd) in ways.iter().zip(fds) {
         if matches!(when, WaitsForRoom | LaterFull) {
@@ -126,7 +126,7 @@ fn survive(t: &Ctx, fds: &[Fd], ways: &[Way]) {
     t.wait("ended");
     for (((name, when, way), fd), thread) in ways.iter().zip(fds).zip(waiting) {
         if *when == Later {
-            hears_of_it(*fd, POLLRDHUP);
+            first(*fd);
         }
         let said = thread.map_or_else(|| way(*fd), |thread| thread.join().expect("thread"));
         t.log(name, said);
@@ -149,7 +149,7 @@ fn survive_each_death(t: &Ctx, ways: &[Way]) {
         let fds: Vec<Fd> = ways.iter().map(|_| t.connect(addr)).collect();
         fds.iter().for_each(|fd| send_all(*fd, &[1; 100]));
         t.wait("ready");
-        survive(t, &fds, ways);
+        survive(t, &fds, ways, |fd| hears_of_it(fd, POLLRDHUP));
     }
     t.meet("over");
 }
@@ -304,7 +304,7 @@ pub fn list() -> Vec<Scenario> {
                         sys::shutdown(*fd, libc::SHUT_WR).expect("shutdown");
                     }
                     t.wait("ready");
-                    survive(t, &fds, &ways);
+                    survive(t, &fds, &ways, |_| ());
                 }
                 t.meet("over");
             },
