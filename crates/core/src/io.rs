@@ -89,7 +89,7 @@ pub(crate) use kept::{
 };
 pub(crate) use kernel_exit::{Came, Went, give_back_to_kernel, take_out_of_kernel};
 #[cfg(test)]
-pub(crate) use leave::between_hosts::sends_by_kernel;
+pub(crate) use leave::between_hosts::is_pinned_to_kernel;
 pub(crate) use leave::between_hosts::wake_leavers;
 #[cfg(test)]
 pub(crate) use leave::between_hosts::{Patience, await_way_back};

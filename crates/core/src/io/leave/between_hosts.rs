@@ -2,7 +2,7 @@
 //! does it, and they wait.
 
 use super::super::EAGAIN;
-use super::super::ends::hold_tx;
+use super::super::ends::{NotHeld, hold_tx};
 use super::super::waits::interrupted;
 use super::halves::pin;
 use super::send_buffer::SendBuffer;
@@ -87,14 +87,28 @@ impl Patience {
 
 /// `wait` waits for a change of the socket's state, no longer than it is told.
 pub(crate) fn await_way_back(
+    on: Named,
+    why: Reason,
+    patience: Patience,
+    wait: impl FnMut(i64),
+) -> bool {
+    let mut grown = None;
+    let went = go_back(on, why, patience, &mut grown, wait);
+    if let Some(grown) = grown {
+        grown.put_back([on.fd, on.s.fd.load(Acquire)]);
+    }
+    went
+}
+
+fn go_back(
     Named { s, g, fd }: Named,
     why: Reason,
     mut patience: Patience,
+    grown: &mut Option<SendBuffer>,
     mut wait: impl FnMut(i64),
 ) -> bool {
     let inherited = s.is_inherited();
     let (channel, slot) = (s.channel(), s.slot.load(Relaxed) as usize);
-    let mut grown = None;
     ask_to_demote(s, g, why);
     let abandoned = loop {
         if s.generation16() != g || !s.is(State::Attached) {
@@ -104,7 +118,8 @@ pub(crate) fn await_way_back(
             has_left(s, g);
             return true;
         }
-        if patience.sends && sends_by_kernel(s, g) {
+        // (In a handler that has interrupted this very thread in a send nothing can be waited for.)
+        if patience.sends && matches!(pinned_to_kernel(s, g), Ok(true) | Err(NotHeld::Reentrant)) {
             return false;
         }
         // As soon as the peer's reader lets it, which may take as long as with TCP; but its maker
@@ -123,7 +138,7 @@ pub(crate) fn await_way_back(
             break abandoned;
         }
         if patience.strict && grown.is_none() {
-            grown = left_to_send(s, g).and_then(|bytes| SendBuffer::grown(fd, bytes));
+            *grown = room_to_send(s, g);
         }
         wait(patience.left(s).clamp(1, 10_000_000) as i64);
     };
@@ -134,27 +149,34 @@ pub(crate) fn await_way_back(
     false
 }
 
-/// How many bytes wait to go again. (A forked child does not see its maker's.)
-fn left_to_send(s: &'static Socket, g: u16) -> Option<u64> {
+/// Room for what waits to go again. (A forked child does not see its maker's. A close takes this
+/// lock before it gives the number away.)
+fn room_to_send(s: &'static Socket, g: u16) -> Option<SendBuffer> {
     let tx = if s.is_inherited() { return None } else { hold_tx(s, g).ok()? };
     let resend = tx.end.switch.resend();
-    (tx.end.switch.state() == TxState::Resending).then(|| resend.end - resend.start)
+    let waits = tx.end.switch.state() == TxState::Resending;
+    let fd = s.fd.load(Acquire);
+    (waits && fd >= 0).then(|| SendBuffer::grown(fd, resend.end - resend.start)).flatten()
 }
 
-/// The sending half is the kernel's, and stays so: nothing of it is under way by another path, the
-/// peer knows that it goes on on the carrier, and no FIN is to come before what is sent next. (A
-/// forked child cannot tell of its maker's.)
-pub(crate) fn sends_by_kernel(s: &'static Socket, g: u16) -> bool {
-    let Ok(mut tx) = hold_tx(s, g) else { return false };
+/// The sending half is never promoted any more. Whether it is the kernel's: nothing of it is under
+/// way by another path, the peer knows that it goes on on the carrier, and no FIN is to come before
+/// what is sent next. (A forked child cannot tell of its maker's.)
+fn pinned_to_kernel(s: &'static Socket, g: u16) -> Result<bool, NotHeld> {
     if s.is_inherited() {
-        return false;
+        return Ok(false);
     }
+    let mut tx = hold_tx(s, g)?;
     pin(&mut tx);
     let is_open =
         tx.channel.far.seen_epoch(tx.slot).is_none_or(|seen| tx.end.switch.carrier_is_open(seen));
-    matches!(tx.end.switch.state(), TxState::Carrier | TxState::Shut)
-        && is_open
-        && !s.has(flag::FIN_LATER)
+    let is_there = matches!(tx.end.switch.state(), TxState::Carrier | TxState::Shut);
+    Ok(is_there && is_open && !s.has(flag::FIN_LATER))
+}
+
+#[cfg(test)]
+pub(crate) fn is_pinned_to_kernel(s: &'static Socket, g: u16) -> bool {
+    matches!(pinned_to_kernel(s, g), Ok(true))
 }
 
 /// A call that needs the carrier of a connection between hosts: waits, as it would wait for the

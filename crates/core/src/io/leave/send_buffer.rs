@@ -6,13 +6,13 @@ use crate::sys;
 use core::ffi::c_int;
 
 /// What net.core.wmem_max is unless somebody has changed it: as much may be asked for, and so can
-/// be put back.
+/// be put back. (Where it is less, a size that the kernel has chosen above that is smaller
+/// afterwards, until the kernel chooses again.)
 const WMEM_MAX: c_int = 212_992;
 
-/// What it is put back to when this is dropped.
+/// What it is put back to ([`SendBuffer::put_back`]).
 pub(super) struct SendBuffer {
-    fd: c_int,
-    /// The socket's: its number may be another file's by then.
+    /// The socket's: a number may be another file's by then.
     inode: (u64, u64),
     bytes: c_int,
     lock: c_int,
@@ -33,17 +33,17 @@ impl SendBuffer {
         let want = (bytes / 2).saturating_add(c_int::try_from(more).unwrap_or(c_int::MAX / 4));
         set(fd, libc::SO_SNDBUF, want);
         let grown = get(fd, libc::SO_SNDBUF)?;
-        Some(SendBuffer { fd, inode, bytes, lock, grown })
+        Some(SendBuffer { inode, bytes, lock, grown })
     }
-}
 
-impl Drop for SendBuffer {
-    fn drop(&mut self) {
-        if sys::inode(self.fd) == Some(self.inode)
-            && get(self.fd, libc::SO_SNDBUF) == Some(self.grown)
-        {
-            set(self.fd, libc::SO_SNDBUF, self.bytes / 2);
-            set(self.fd, libc::SO_BUF_LOCK, self.lock);
+    /// By whichever of these numbers is the socket's still.
+    pub(super) fn put_back(self, fds: [c_int; 2]) {
+        let Some(fd) = fds.into_iter().find(|fd| sys::inode(*fd) == Some(self.inode)) else {
+            return;
+        };
+        if get(fd, libc::SO_SNDBUF) == Some(self.grown) {
+            set(fd, libc::SO_SNDBUF, self.bytes / 2);
+            set(fd, libc::SO_BUF_LOCK, self.lock);
         }
     }
 }

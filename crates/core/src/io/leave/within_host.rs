@@ -243,6 +243,14 @@ impl LeaveCall {
     }
 }
 
+impl Drop for LeaveCall {
+    fn drop(&mut self) {
+        if let Some(grown) = self.grown.take() {
+            grown.put_back([self.fd, self.s.fd.load(Acquire)]);
+        }
+    }
+}
+
 /// What the peer leaves unread in a ring this end does not see when it has left that: the peer's
 /// kernel has to tell. (That may fail for want of room in the control connection: again at the next
 /// look.)
