@@ -15,6 +15,7 @@ mod helpers;
 mod hostile;
 mod kill;
 mod mover;
+mod oracle;
 mod pattern;
 mod raw;
 mod ring;
@@ -28,13 +29,17 @@ mod sys;
 
 use choice::Choice;
 use ctx::{Ctx, Role, Warmup};
+use oracle::Transcripts;
 use runner::{MODES, Mode, Options};
 use std::process::ExitCode;
 use std::time::Duration;
 
 const USAGE: &str = "usage:
   netacc-conformance run [--mode plain|tcp|server-only|client-only|shm|early|new|fast|switch|looks|rdma]... [--twice] [--jobs N]
-                         [--timeout S] [--verbose] [--except NAME]... [--share K/N [--everywhere NAME]...] [NAME...]
+                         [--timeout S] [--verbose] [--except NAME]... [--share K/N [--everywhere NAME]...]
+                         [--write-oracle DIR] [--oracle DIR] [NAME...]
+                         --oracle: plain TCP's transcripts are those that a run with --write-oracle has kept there; plain TCP
+                         is run where a mode's transcript is another, or fails
   netacc-conformance --list [--markdown]
   netacc-conformance kill [--rounds N] [--path shm|rdma]
                          kill -9 of either side in the middle of traffic
@@ -132,6 +137,7 @@ fn run(words: &[&str]) -> ExitCode {
         modes: Vec::new(),
         jobs: 2,
         plain_runs: 1,
+        transcripts: Transcripts::default(),
         verbose: false,
         timeout: Duration::from_secs(30),
     };
@@ -157,6 +163,8 @@ fn run(words: &[&str]) -> ExitCode {
                 }
             },
             "--twice" => options.plain_runs = 2,
+            "--oracle" => options.transcripts.from = rest.next().map(|v| v.into()),
+            "--write-oracle" => options.transcripts.to = rest.next().map(|v| v.into()),
             "--verbose" => options.verbose = true,
             "--jobs" => options.jobs = rest.next().and_then(|v| v.parse().ok()).unwrap_or(1),
             "--timeout" => {

@@ -4,6 +4,7 @@
 //! feature `inject`), so that nothing of the program's own fails.
 
 use crate::choice::Choice;
+use crate::oracle::Transcripts;
 use crate::runner::{Mode, Options, Totals, difference, execute, take_log};
 use crate::scenario::{self, Scenario};
 use crate::ss::Build;
@@ -82,6 +83,7 @@ pub fn run(words: &[&str]) -> ExitCode {
         modes: Vec::new(),
         jobs: 2,
         plain_runs: 1,
+        transcripts: Transcripts::default(),
         verbose: false,
         timeout: Duration::from_secs(30),
     };
