@@ -13,7 +13,8 @@
 //! - **Nothing is left**: no process of the victim's, no file, no segment, no socket name; at the
 //!   end the survivor holds what it held after its first rounds.
 //!
-//! The same rounds are run on plain TCP first, which must pass them as well.
+//! The same rounds, or as many as `--plain` says, are run on plain TCP first, which must pass them
+//! as well.
 
 mod ends;
 mod left;
@@ -480,13 +481,18 @@ impl Campaign<'_> {
 
 pub fn run(words: &[&str]) -> ExitCode {
     let rounds = crate::option(words, "--rounds", 200usize);
+    let plain = crate::option(words, "--plain", rounds);
     let seed = crate::option(words, "--seed", u64::from(std::process::id()));
     let Some(build) = crate::build_of(words) else {
         return ExitCode::from(2);
     };
     let totals = Totals::default();
     println!("kill: seed {seed}");
-    campaign(&build, Mode::Plain, rounds, seed, &totals);
+    // Without the library there is nothing else to run.
+    let plain = if build.is_there() { plain.min(rounds) } else { rounds };
+    if plain > 0 {
+        campaign(&build, Mode::Plain, plain, seed, &totals);
+    }
     if build.is_there() {
         campaign(&build, Mode::Moved, rounds, seed, &totals);
         campaign(&build, Mode::Early, rounds.div_ceil(2), seed, &totals);

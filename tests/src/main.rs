@@ -41,9 +41,9 @@ const USAGE: &str = "usage:
                          --oracle: plain TCP's transcripts are those that a run with --write-oracle has kept there; plain TCP
                          is run where a mode's transcript is another, or fails
   netacc-conformance --list [--markdown]
-  netacc-conformance kill [--rounds N] [--path shm|rdma]
-                         kill -9 of either side in the middle of traffic
-  netacc-conformance stress [--operations N] [--seed N] [--path shm|rdma] [--only NAME]
+  netacc-conformance kill [--rounds N] [--plain N] [--path shm|rdma]
+                         kill -9 of either side in the middle of traffic; --plain: so many rounds without the library
+  netacc-conformance stress [--operations N] [--seed N] [--path shm|rdma] [--no-plain] [--only NAME]
                          checksummed streams over promotions and demotions
   netacc-conformance hostile [NAME...]
                          attackers of other users, as peers and otherwise; needs root

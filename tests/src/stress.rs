@@ -369,6 +369,7 @@ pub fn run(words: &[&str]) -> ExitCode {
     let operations = crate::option(words, "--operations", 1_000_000u64);
     let seed = crate::option(words, "--seed", u64::from(std::process::id()));
     let only = crate::option(words, "--only", String::new());
+    let with_plain = !words.contains(&"--no-plain");
     let Some(build) = crate::build_of(words) else {
         return ExitCode::from(2);
     };
@@ -423,7 +424,10 @@ pub fn run(words: &[&str]) -> ExitCode {
         let is_open =
             name == "leave-switch" && crate::option(words, "--path", String::new()) == "rdma";
         let named = only == name || only.is_empty() && !is_open;
-        (!preload || build.is_there()) && named
+        // Without the library there is nothing else to run.
+        let plain = with_plain || !build.is_there();
+        let can = if preload { build.is_there() } else { plain };
+        can && named
     };
     for (i, campaign) in campaigns.iter().enumerate() {
         if wanted(campaign.name, campaign.preload) {
