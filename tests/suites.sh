@@ -14,11 +14,11 @@ DETERMINISTIC=" gates loom miri "
 # Where a test takes as long as this, it is run again three times, not five.
 LONG=30
 PASSED=0 FAILED=0 SKIPPED=0
-FAILURES=() FLAKY=() FLAKY_SUITES=() FALLEN=()
+FAILURES=() FLAKY=() FLAKY_SUITES=() FALLEN=() RAN=()
 declare -A BESIDE=()
 BEGIN=$SECONDS
 mkdir -p "$OUT"
-rm -f "$OUT/summary" "$OUT"/*-again.log
+rm -f "$OUT/summary" "$OUT/times" "$OUT"/*-again.log "$OUT"/*.took
 
 say() { printf '\n=== %s (at %d s)\n' "$1" $((SECONDS - BEGIN)); }
 
@@ -28,6 +28,14 @@ failed() { FAILED=$((FAILED + 1)); FAILURES+=("$1"); }
 
 # listed TITLE LINE...
 listed() { [ $# -eq 1 ] || { echo "$1:"; printf '    %s\n' "${@:2}"; }; }
+
+# table: what each suite took, where time goes; also in $OUT/times. Suites run beside others: their
+# seconds add up to more than the run's, and those of a CPU say what can be saved. (Processes that
+# outlive who started them are not in there, nor what was run again.)
+table() {
+  [ ${#RAN[@]} -gt 0 ] || return 0
+  { printf '%-24s %8s %8s\n' suite seconds CPU; printf '%s\n' "${RAN[@]}"; } | tee "$OUT/times"
+}
 
 # summary: the end. Its last line is `N passed, N failed`.
 summary() {
@@ -39,6 +47,7 @@ summary() {
     first_failures <"$OUT/$name.log"
   done
   listed "FLAKY: kernels of the rig that fell over, with what they ran (once more, then)" "${FALLEN[@]}"
+  table
   listed "flaky" "${FLAKY[@]}"
   listed "failures" "${FAILURES[@]}"
   echo
@@ -51,6 +60,18 @@ summary() {
 # limit SECONDS COMMAND...: the repeats of `make soak` have their time too.
 TIMES=$((REPEAT > 1 ? REPEAT : 1))
 limit() { local seconds=$1; shift; timeout --kill-after=10 $((seconds * TIMES)) "$@"; }
+
+# took NAME BEGIN: of a shell that has run a suite since then, for `noted`.
+took() { { echo $((${EPOCHREALTIME/[.,]/} - $2)); times; } >"$OUT/$1.took"; }
+
+# noted NAME: what it took becomes a row of the table. (The last line of `times` is of what the
+# shell has waited for.)
+noted() {
+  [ -s "$OUT/$1.took" ] || return 0
+  RAN+=("$(awk -v name="$1" 'NR == 1 {wall = $1 / 1e6}
+    END {gsub(/,/, "."); split($0, of, /[ms ]+/); printf "%-24s %8.1f %8.1f", name, wall, of[1] * 60 + of[2] + of[3] * 60 + of[4]}' "$OUT/$1.took")")
+  rm "$OUT/$1.took"
+}
 
 # shown: of a suite's output, without what went well.
 shown() { grep -vE '^test .* \.\.\. (ok|ignored)|^running [0-9]+ tests?$|^test result: ok|^ +(Compiling|Running|Doc-tests) |^$'; }
@@ -81,11 +102,18 @@ reported() {
 # beside NAME SECONDS SELECT COMMAND... [-- ARGUMENT...]: begins a suite, once the process $BEHIND
 # has ended, if there is one. `suite` with the same arguments then waits for it.
 beside() {
-  local name=$1 seconds=$2 command=() word; shift 3
+  local name=$1 seconds=$2 command=() word began status; shift 3
   for word; do [ "$word" = -- ] || command+=("$word"); done
   {
     [ -z "${BEHIND:-}" ] || tail --pid="$BEHIND" -f /dev/null
-    exec timeout --kill-after=10 $((seconds * TIMES)) "${command[@]}"
+    began=${EPOCHREALTIME/[.,]/}
+    timeout --kill-after=10 $((seconds * TIMES)) "${command[@]}" &
+    # Who ends this shell ends the suite.
+    trap 'kill $!; wait $!; exit 143' TERM
+    wait $!
+    status=$?
+    took "$name" "$began"
+    exit $status
   } >"$OUT/$name.log" 2>&1 &
   BESIDE[$name]=$!
 }
@@ -96,7 +124,13 @@ trap 'for begun in "${BESIDE[@]}"; do kill "$begun"; done' EXIT
 ran() {
   local name=$1 seconds=$2 log=$OUT/$1.log begun=${BESIDE[$1]:-}; shift 2
   if [ -z "$begun" ]; then
-    limit "$seconds" "$@" 2>&1 | tee "$log" | shown
+    {
+      begun=${EPOCHREALTIME/[.,]/}
+      limit "$seconds" "$@"
+      set -- $?
+      took "$name" "$begun"
+      exit "$1"
+    } 2>&1 | tee "$log" | shown
     return "${PIPESTATUS[0]}"
   fi
   unset "BESIDE[$name]"
@@ -117,6 +151,7 @@ suite() {
   [ "$select" != exactly ] || bad=101 label="$name: "
   ran "$name" "$seconds" "${command[@]}" "$@"
   status=$?
+  noted "$name"
   read -r extent p f s < <(reported "$name" "$select" "$log")
   mapfile -t tests < <(those FAILED "$log")
   mapfile -t -O ${#FALLEN[@]} FALLEN < <(sed -n "s/^FLAKY: /$name: /p" "$log")
