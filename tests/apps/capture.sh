@@ -39,6 +39,11 @@ print('"$expression"')' "$TMP/read" "$@"
 }
 both='[of(way).get("state") for way in ("sent", "received")]'
 
+# has_end NAME FILE: each direction's end is in the file, or that the connection left the rings.
+has_end() {
+  [ "$(ask "$1" 'all("F" in of(way)["flags"] or "went on over the kernel" in of(way)["said"][-1] for way in ("sent", "received"))' "$2")" = True ]
+}
+
 # talk NAME OPTIONS... : requests and replies, all of them, from the first byte. (A machine with
 # more to do than it has CPUs for may keep the capture from looking in time.)
 talk() {
@@ -47,7 +52,7 @@ talk() {
     rm -f "$TMP/$name.pcapng"
     capture "$name" -p "$SERVER"
     accel python3 "$APP" client "$PORT" "$TMP/$name" 300 300 0.002 "$@"
-    sleep 0.5
+    wait_for 10 has_end "$name" "$TMP/$name"
     end_capture
     [ "$(ask "$name" "$both" "$TMP/$name")" = "$both_whole" ] && break
   done
@@ -97,7 +102,7 @@ same off-says-so "True True" "$(ask off '"went on over the kernel" in of("sent")
 # Bulk may have gaps. No byte is wrong, and each gap is told (`read` looks at that).
 capture bulk -p "$SERVER"
 accel python3 "$APP" client "$PORT" "$TMP/b" 60 4000000 0 --bulk
-sleep 1.5
+wait_for 20 has_end bulk "$TMP/b"
 end_capture
 if out=$(ask bulk 'found' "$TMP/b"); then ok bulk-no-wrong-byte; else fail bulk-no-wrong-byte "$out"; fi
 same bulk-has-bytes "[True, True]" "$(ask bulk '[of(way)["bytes"] > 0 for way in ("sent", "received")]' "$TMP/b")"
