@@ -23,5 +23,6 @@ kill \$server" "await up && CAPTURE_HOST=\$SERVER NETACC_SS=/rig/build/netacc_ss
   same "capture-$kind-is-of-rdma" True "$(taken 'any("rdma, python3" in said for way in ("sent", "received") for said in of(way).get("said", []))')"
   same "capture-$kind-has-all-that-was-sent" whole "$(taken 'of("received").get("state")')"
   same "capture-$kind-has-no-wrong-byte" True "$(taken 'of("sent").get("state", "").startswith(("whole", "part"))')"
-  check "capture-$kind-sums-up" grep -qE '^netacc capture: [0-9]+ packets with [0-9]+ bytes of 1 connections' "$X/said"
+  # (One that leaves the device for a moment, as where a machine stalls, begins anew.)
+  check "capture-$kind-sums-up" grep -qE '^netacc capture: [0-9]+ packets with [0-9]+ bytes of [1-9] connections' "$X/said"
 done
