@@ -2,7 +2,7 @@
 //! first needed.
 
 use crate::lock::Mutex;
-use crate::{process, sys};
+use crate::{process, signals};
 use alloc::vec::Vec;
 use core::sync::atomic::{AtomicU32, Ordering::*};
 
@@ -16,14 +16,14 @@ impl<T> Inbox<T> {
 
     /// False: there is no memory.
     pub(crate) fn put(&self, what: T) -> bool {
-        let signals = sys::hold_signals();
+        let held = signals::hold_back();
         let mut left = self.0.lock();
         let room = left.try_reserve(1).is_ok();
         if room {
             left.push(what);
         }
         drop(left);
-        sys::restore_signals(signals);
+        signals::go_on(held);
         room
     }
 
@@ -53,11 +53,11 @@ impl Starter {
     /// Whether it runs, or `start` has made it: by one thread at a time, and not where that has
     /// failed before.
     pub(crate) fn start(&self, is_running: fn() -> bool, start: fn() -> bool) -> bool {
-        let signals = sys::hold_signals();
+        let held = signals::hold_back();
         let one = self.one.lock();
         let started = is_running() || (self.failed.load(Relaxed) != process::id() && start());
         drop(one);
-        sys::restore_signals(signals);
+        signals::go_on(held);
         started
     }
 

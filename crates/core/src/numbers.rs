@@ -18,7 +18,7 @@
 
 use crate::fd_words::{self, CAPACITY, INTERNAL};
 use crate::lock::Mutex;
-use crate::sys;
+use crate::{signals, sys};
 use core::ffi::c_int;
 use core::sync::atomic::{AtomicBool, AtomicU32, Ordering::*};
 
@@ -97,7 +97,7 @@ fn wait_for_library() -> bool {
 pub(crate) fn exclusively<R>(f: impl FnOnce() -> R) -> R {
     static LIBRARY: Mutex<()> = Mutex::new(());
     // No handler of the application's may come in between, and want a number.
-    let signals = sys::hold_signals();
+    let held = signals::hold_back();
     let one = LIBRARY.lock();
     MAKING.store(1, SeqCst);
     wait_for_calls();
@@ -105,7 +105,7 @@ pub(crate) fn exclusively<R>(f: impl FnOnce() -> R) -> R {
     MAKING.store(0, SeqCst);
     sys::futex_wake(&MAKING, i32::MAX, true);
     drop(one);
-    sys::restore_signals(signals);
+    signals::go_on(held);
     r
 }
 

@@ -31,7 +31,7 @@ use crate::rendezvous::{
 };
 use crate::socket::{self, Socket, flag};
 use crate::wait::looks;
-use crate::{fd_table, heap, numbers, process, sleep, sys, thread};
+use crate::{fd_table, heap, numbers, process, signals, sleep, sys, thread};
 pub(crate) use agent::AGENT;
 use alloc::vec::Vec;
 use core::ffi::c_void;
@@ -91,9 +91,7 @@ struct Held<'a> {
 impl Drop for Held<'_> {
     fn drop(&mut self) {
         self.state = None;
-        if let Some(old) = self.signals {
-            sys::restore_signals(old);
-        }
+        signals::go_on(self.signals);
     }
 }
 
@@ -119,7 +117,7 @@ impl Service {
 
     /// The lock, for a thread of the application's.
     fn hold(&self) -> Held<'_> {
-        let signals = Some(sys::hold_signals());
+        let signals = signals::hold_back();
         Held { state: Some(self.state.lock()), signals }
     }
 

@@ -192,6 +192,24 @@ pub(crate) fn held<R>(f: impl FnOnce() -> R) -> R {
     r
 }
 
+/// Keeps handlers of the application's from running in this thread until [`go_on`]: a section does
+/// so already; else its signals are blocked. (Whoever unblocks signals takes what the kernel has
+/// meant for another thread, which has been woken for it and has not run yet: recalc_sigpending. A
+/// program may go by that, as CPython does: only its first thread wakes up for a signal.)
+pub(crate) fn hold_back() -> Option<u64> {
+    let t = thread();
+    // SAFETY: this thread's own memory.
+    let holds = unsafe { is_inside(t) && is_alive(t, stack_pointer()) };
+    (!holds).then(sys::hold_signals)
+}
+
+/// Undoes [`hold_back`].
+pub(crate) fn go_on(held: Option<u64>) {
+    if let Some(mask) = held {
+        sys::restore_signals(mask);
+    }
+}
+
 /// Whether the frame that has begun the section still is on the stack of who stands at `sp`. It is
 /// not where a fault's handler has jumped out of it. (Nothing else can: only sections switch no
 /// stacks, and none is left but by its end.)

@@ -9,6 +9,7 @@ use libc::{MSG_DONTWAIT, POLLIN, SIGUSR1, SIGUSR2, c_int, c_void};
 use std::ptr::null_mut;
 use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, AtomicUsize, Ordering::*};
 
+mod chosen;
 mod jumps;
 mod placed;
 mod timer;
@@ -525,6 +526,7 @@ pub fn list() -> Vec<Scenario> {
                 t.meet("end");
             },
         ),
+        chosen::scenario(),
         pair(
             "signals/dispositions",
             "what sigaction and signal show of handlers, flags and masks; SA_RESETHAND, SA_NODEFER, an ignored and a default signal",
