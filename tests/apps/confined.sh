@@ -46,7 +46,7 @@ packets() {
     echo go >&5
     until grep -q done "$IN.said"; do sleep 0.02; done
     nft add table inet t && nft add chain inet t in "{ type filter hook input priority 0; }" &&
-      nft add rule inet t in tcp dport 7777 meta length gt 100 counter drop &&
+      nft add rule inet t in tcp dport 7777 meta length gt 80 counter drop &&
       nft add rule inet t in tcp dport 7777 drop || echo "no nft"
     echo go >&5
     until [ "$(grep -c . "$IN.said")" -ge 3 ]; do sleep 0.02; done

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Every option of netacc.conf, changed, and what comes of it: for options.sh and tests/rdma/run.
 
-    options_app.py check shm|rdma ADDRESS [OPTION...]
+    options_app.py check shm|rdma ADDRESS [OPTION... | -OPTION...]
         a line for each option: `OPTION ok`, `OPTION skipped: why` or `OPTION FAILED: why`. Both
         ends are here, and connections between them take that path. Status 1: something failed, or
         an option of `netacc cfg list` has no test.
@@ -569,6 +569,8 @@ def NACC_TRACE_SLOW_MS(path, pair):
 def check(path, address, *wanted):
     listed = json.loads(subprocess.run([BIN / "netacc", "cfg", "list", "--json"], env=PLAIN | {"NACC_CONF": "/dev/null"},
                                        check=True, capture_output=True).stdout)
+    left_out = {name[1:] for name in wanted if name[0] == "-"}
+    wanted = [name for name in wanted if name[0] != "-"]
     names, failed = sorted(one["name"] for one in listed["parameters"]), False
     if names != sorted(TESTS):
         print(f"list FAILED: here or in `netacc cfg list` alone: {sorted({*names} ^ {*TESTS})}")
@@ -577,11 +579,11 @@ def check(path, address, *wanted):
         if name not in (TREE / where).read_text():
             print(f"{name}-elsewhere FAILED: {where} does not name it")
             failed = True
-    if strangers := {*wanted} - {*TESTS}:
+    if strangers := {*wanted, *left_out} - {*TESTS}:
         print(f"list FAILED: no tests of {sorted(strangers)}")
         failed = True
     for name, body in TESTS.items():
-        if wanted and name not in wanted:
+        if name in left_out or wanted and name not in wanted:
             continue
         try:
             body(path, of(path, address))

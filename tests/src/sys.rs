@@ -655,6 +655,16 @@ pub fn now_ns() -> u64 {
     ts.tv_sec as u64 * 1_000_000_000 + ts.tv_nsec as u64
 }
 
+/// How often this thread's CPU was taken from it (getrusage(2), RUSAGE_THREAD).
+pub fn involuntary_switches() -> i64 {
+    // SAFETY: all zeroes are a rusage, which the call fills in.
+    unsafe {
+        let mut usage = std::mem::zeroed::<libc::rusage>();
+        libc::getrusage(libc::RUSAGE_THREAD, &mut usage);
+        usage.ru_nivcsw
+    }
+}
+
 /// What a call says, and whether it takes as long as that. What ends late has been called on a busy
 /// machine, perhaps, and is called again; nothing ends early.
 pub fn takes_ms<T>(time: std::ops::Range<u64>, call: impl Fn() -> T) -> (T, bool) {

@@ -1,15 +1,14 @@
 # Every option of netacc.conf, changed, and what comes of it over RDMA: tests/apps/options_app.py,
 # with both ends in one kernel. On siw those that are about queue pairs, memory and threads; the
-# others do not ask which device it is. NETACC_RIG_BRIEF=1: on rxe not those either that ask neither
-# for a device nor for a path, which tests/apps/options.sh has; all in `make test-rdma`.
+# others do not ask which device it is. NETACC_RIG_BRIEF=1: on rxe not those that have nothing to do
+# with a path, which tests/apps/options.sh has; all in `make test-rdma`.
 # shellcheck shell=bash disable=SC2154
 of_a_device='NACC_SOR_MSG_SIZE NACC_RDMA_MR_MIN_INC_SIZE NACC_RDMA_MR_MAX_INC_SIZE NACC_SOR_CONN_PER_QP NACC_SOR_IO_THREADS
 NACC_EMPTY_QP_EXPIRE_MS NACC_EMPTY_QP_MAX_ALL NACC_EMPTY_QP_MAX_PER NACC_CQ_COMP_VECTOR NACC_RDMA_STALL_MS'
-of_a_path='NACC_PATHS NACC_CONNECT_RDMA_PERCENT NACC_ENABLE_RDMA_DEFAULT NACC_KERNEL_POLICY NACC_RDMA_KEEPER_S NACC_SOR_AFFINITY
-NACC_CONN_TCP_FIRST NACC_FAST_CONNECT NACC_POLL_MS NACC_TRACE'
+of_no_path='-NACC_IO_URING -NACC_LOG_LEVEL -NACC_LOG_PATH -NACC_POLL_TCP_US'
 for kind in rxe siw; do
   wanted=
-  [ -z "${NETACC_RIG_BRIEF:-}" ] || wanted="$of_a_device $of_a_path"
+  [ -z "${NETACC_RIG_BRIEF:-}" ] || wanted=$of_no_path
   [ $kind = rxe ] || wanted=$of_a_device
   wanted=${wanted//$'\n'/ }
   LIMIT=600 rig one --device $kind --memory 700 "python3 -B /rig/tree/tests/apps/options_app.py check rdma 10.0.0.1 $wanted 2>&1"

@@ -10,6 +10,8 @@ use libc::{
 };
 use std::sync::atomic::{AtomicI32, Ordering};
 
+mod many;
+
 const MIB: usize = 1 << 20;
 
 /// Connections in turn, of which more than half become accelerated.
@@ -36,11 +38,6 @@ fn wait_for_reset(fd: i32) -> String {
         revents = sys::await_events(fd, 0, 0);
     }
     sys::poll_names(revents)
-}
-
-/// Where a number is not the first one: (how many before it, the number).
-fn others(numbers: &[Fd]) -> Vec<(usize, Fd)> {
-    numbers.iter().copied().enumerate().filter(|(_, n)| *n != numbers[0]).collect()
 }
 
 /// Closes with a byte unread.
@@ -690,40 +687,8 @@ pub fn list() -> Vec<Scenario> {
         pair(
             "close/many-connections",
             "300 connections in turn, each with an exchange and EOF; the fd number is the same each time",
-            |t| {
-                let listener = t.listener();
-                t.publish(listener);
-                // (Devices are opened behind it, whose descriptors stand on low numbers first:
-                // longer than an accept waits where a system call costs 60 µs.)
-                sys::close(t.accept(listener)).expect("close");
-                let mut numbers = Vec::new();
-                for i in 0..300u32 {
-                    // (A call that blocks may get the next higher number: limits.md.)
-                    sys::poll(&[(listener, libc::POLLIN)], 20_000).expect("poll");
-                    let fd = sys::accept(listener).expect("accept");
-                    let ask = recv_exact(fd, 4);
-                    assert!(ask == i.to_ne_bytes());
-                    send_all(fd, &ask);
-                    assert!(sys::recv(fd, &mut [0; 1], 0) == Ok(0));
-                    sys::close(fd).expect("close");
-                    numbers.push(fd);
-                }
-                t.log("other numbers", others(&numbers));
-            },
-            |t| {
-                let addr = t.hear_addr();
-                sys::close(t.connect(addr)).expect("close");
-                let mut numbers = Vec::new();
-                for i in 0..300u32 {
-                    let fd = sys::socket(libc::AF_INET, libc::SOCK_STREAM, 0).expect("socket");
-                    sys::connect(fd, addr).expect("connect");
-                    send_all(fd, &i.to_ne_bytes());
-                    assert!(recv_exact(fd, 4) == i.to_ne_bytes());
-                    sys::close(fd).expect("close");
-                    numbers.push(fd);
-                }
-                t.log("other numbers", others(&numbers));
-            },
+            many::serve,
+            many::connect,
         )
         .any_path(),
         pair(
