@@ -14,17 +14,21 @@ impl<T> Inbox<T> {
         Inbox(Mutex::new(Vec::new()))
     }
 
-    /// False: there is no memory.
+    /// False: there is no memory, or this very thread has been interrupted in here
+    /// ([`signals::hold_back`]).
     pub(crate) fn put(&self, what: T) -> bool {
         let held = signals::hold_back();
-        let mut left = self.0.lock();
-        let room = left.try_reserve(1).is_ok();
-        if room {
-            left.push(what);
-        }
+        let mut left = self.0.lock_unless_mine();
+        let has_room = left.as_mut().is_some_and(|left| {
+            let room = left.try_reserve(1).is_ok();
+            if room {
+                left.push(what);
+            }
+            room
+        });
         drop(left);
         signals::go_on(held);
-        room
+        has_room
     }
 
     /// All that was left.
@@ -54,8 +58,9 @@ impl Starter {
     /// failed before.
     pub(crate) fn start(&self, is_running: fn() -> bool, start: fn() -> bool) -> bool {
         let held = signals::hold_back();
-        let one = self.one.lock();
-        let started = is_running() || (self.failed.load(Relaxed) != process::id() && start());
+        let one = self.one.lock_unless_mine();
+        let may_start = one.is_some() && self.failed.load(Relaxed) != process::id();
+        let started = is_running() || (may_start && start());
         drop(one);
         signals::go_on(held);
         started

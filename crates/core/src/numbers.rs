@@ -96,9 +96,10 @@ fn wait_for_library() -> bool {
 /// takes any.
 pub(crate) fn exclusively<R>(f: impl FnOnce() -> R) -> R {
     static LIBRARY: Mutex<()> = Mutex::new(());
-    // No handler of the application's may come in between, and want a number.
+    // No handler of the application's may come in between, and want a number. (One that nobody saw
+    // being set does, and goes on by itself.)
     let held = signals::hold_back();
-    let one = LIBRARY.lock();
+    let one = LIBRARY.lock_unless_mine();
     MAKING.store(1, SeqCst);
     wait_for_calls();
     let r = f();

@@ -1,7 +1,7 @@
 //! This process and its threads: their ids, whether the library has started in it, its forks.
 
 use crate::outcome::NextSymbols;
-use crate::sys;
+use crate::{signals, sys};
 use alloc::boxed::Box;
 use core::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, AtomicU64, AtomicUsize, Ordering::*};
 
@@ -147,13 +147,13 @@ fn give_turn() {
 
 /// Runs `f` while no thread of this process forks. `None`: it could not be had.
 pub(crate) fn between_forks<R>(f: impl FnOnce() -> R) -> Option<R> {
-    let signals = sys::hold_signals();
+    let held = signals::hold_back();
     let r = take_turn().then(|| {
         let r = f();
         give_turn();
         r
     });
-    sys::restore_signals(signals);
+    signals::go_on(held);
     r
 }
 

@@ -115,14 +115,15 @@ impl Service {
         }
     }
 
-    /// The lock, for a thread of the application's.
+    /// The lock, for a thread of the application's. Without the state: this very thread has it, and
+    /// a handler that nobody saw being set ([`signals::hold_back`]) has interrupted it.
     fn hold(&self) -> Held<'_> {
         let signals = signals::hold_back();
-        Held { state: Some(self.state.lock()), signals }
+        Held { state: self.state.lock_unless_mine(), signals }
     }
 
     /// Runs `f` under the lock, in a thread of the application's; then wakes the thread, if it has
-    /// to do something earlier than it knows.
+    /// to do something earlier than it knows. `None`: as in [`hold`](Self::hold).
     fn with<R>(&self, f: impl FnOnce(&mut State) -> R) -> Option<R> {
         let mut held = self.hold();
         let done = held.state.as_mut().map(|s| (f(s), core::mem::take(&mut s.wake)));

@@ -196,6 +196,9 @@ pub(crate) fn held<R>(f: impl FnOnce() -> R) -> R {
 /// so already; else its signals are blocked. (Whoever unblocks signals takes what the kernel has
 /// meant for another thread, which has been woken for it and has not run yet: recalc_sigpending. A
 /// program may go by that, as CPython does: only its first thread wakes up for a signal.)
+///
+/// In a section a handler that was set by a raw system call runs all the same, and may come back to
+/// the lock that its thread has: locks in here are taken by `lock_unless_mine`.
 pub(crate) fn hold_back() -> Option<u64> {
     let t = thread();
     // SAFETY: this thread's own memory.

@@ -15,6 +15,22 @@ fn blocked() -> u64 {
     mask
 }
 
+#[test]
+fn inside_of_a_section_no_signal_is_blocked() {
+    assert!(alone_in_child(|| {
+        let before = blocked();
+        let section = enter();
+        let held = hold_back();
+        let mut fine = held.is_none() && blocked() == before;
+        go_on(held);
+        let _ = leave(section);
+        let held = hold_back();
+        fine &= held == Some(before) && blocked() != before;
+        go_on(held);
+        fine && blocked() == before
+    }));
+}
+
 /// What the kernel gives a handler of `signal`, that has interrupted this thread at `pc` with
 /// its stack at `sp`.
 fn interrupted(signal: c_int, pc: usize, sp: usize) -> (siginfo_t, ucontext_t) {

@@ -256,3 +256,14 @@ fn what_keeps_the_thread_from_running_is_the_reason() {
     s.running.store(process::id(), Release);
     assert_eq!(s.hindrance(), None, "it runs");
 }
+
+/// A handler that was set by a raw system call has interrupted a thread that has the lock.
+#[test]
+fn who_has_the_lock_already_does_not_wait_for_itself() {
+    let service = service();
+    let held = service.hold();
+    assert_eq!(service.with(|_| ()), None);
+    assert!(!service.start());
+    drop(held);
+    assert_eq!(service.with(|_| ()), Some(()));
+}
