@@ -156,7 +156,7 @@ for file in there link link.pcapng; do
 done
 
 # The program is stopped meanwhile.
-kill -STOP "$SERVER"
+stop "$SERVER"
 capture stopped -p "$SERVER" -d 0.5
 wait_for_end "$CAPTURING" 20
 same stopped 0 "$STATUS"

@@ -84,7 +84,7 @@ if [ "$(id -u)" = 0 ] && command -v setpriv >/dev/null; then
 else skip not-permitted "not root"; fi
 
 # A stopped process is told of, and does nothing when it goes on.
-kill -STOP "$PID"
+stop "$PID"
 told stopped 1 'because it is stopped' "${CFG[@]}" set NACC_LOG_LEVEL 5 --wait 0.3 -p "$PID"
 kill -CONT "$PID"
 same still-used-after-that done "$(tell use)"

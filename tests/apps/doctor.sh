@@ -78,7 +78,7 @@ kill "$client"
 if wait_for 30 gone; then told plain-client-is-gone 0 'peer-without-library' "${DOCTOR[@]}" "$PID_acc"; else
   fail plain-client-is-gone "$("${DOCTOR[@]}" "$PID_acc")"; fi
 
-kill -STOP "$PID_acc"
+stop "$PID_acc"
 told stopped 0 "kill -CONT $PID_acc" "${DOCTOR[@]}" "$PID_acc"
 kill -CONT "$PID_acc"
 

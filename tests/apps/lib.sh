@@ -70,6 +70,14 @@ wait_for() {
   until "$@" >/dev/null 2>&1; do [ $SECONDS -lt $end ] || return 1; sleep 0.05; done
 }
 
+# stop PID: SIGSTOP, and waits until all of its threads stand still. (The kernel stops the others
+# when the one that gets the signal has run.)
+stop() {
+  kill -STOP "$1"
+  stands_still() { ! grep -h '^State:' "/proc/$1/task"/*/status | grep -qv '^State:.T'; }
+  wait_for 20 stands_still "$1" || fail "stop-$1" "$(grep -h '^State:' "/proc/$1/task"/*/status)"
+}
+
 # How many connections of a process are on shared memory in both directions.
 shm_count() {
   "$SS" --json -s sock "$1" 2>/dev/null | tr -d ' \n' | tr '{' '\n' | grep -c '"tx_path":"shm","rx_path":"shm"'

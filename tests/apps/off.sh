@@ -43,7 +43,7 @@ same no-reason-left 0 "$(because "$PID")"
 tell open 2 >/dev/null
 if wait_for 20 test_is 6 on_path shm "$PID"; then ok new-ones-again; else fail new-ones-again "$("$SS" -s sock "$PID")"; fi
 # A peer that is stopped gives nothing back: that is said, and its connections follow.
-kill -STOP "$SERVER"
+stop "$SERVER"
 out=$("${CFG[@]}" set NACC_ENABLE_RDMA_DEFAULT 0 --wait 0.5 -p "$PID" 2>&1)
 kill -CONT "$SERVER"
 if grep -qF 'connections follow when their peers answer and what lies in their rings is read' <<<"$out"; then ok peer-stopped; else fail peer-stopped "$out"; fi
@@ -74,7 +74,7 @@ PID=$!; PIDS+=("$PID")
 exec {IN}>"$TMP/in"
 wait_for 60 grep -q '^[0-9]' "$TMP/idle"
 if wait_for 20 test_is 403 on_path shm "$PID"; then ok idle-accelerated; else fail idle-accelerated "$(on_path shm "$PID")"; fi
-kill -STOP "$STOPPED"
+stop "$STOPPED"
 "${CFG[@]}" set NACC_ENABLE_RDMA_DEFAULT 0 -p "$PID" >/dev/null
 if wait_for 8 test_is 400 on_path shm "$PID"; then ok others-are-not-kept; else fail others-are-not-kept "$(on_path shm "$PID")"; fi
 exec {IN}>&-
