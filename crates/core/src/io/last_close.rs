@@ -3,9 +3,9 @@
 use super::end_in_reset::{RESET_ON_CLOSE, closes_as_ever, leaves_unread, never_linger};
 use super::ends::{hold_rx, hold_tx, publish_held};
 use super::leave::to_kernel;
-use super::outlive::{await_peer, outlives_close, outlives_for_child};
+use super::outlive::{await_peer, is_clean, outlives_close, outlives_for_child};
 use super::probe::put_back;
-use super::say_end::{announce_end, announce_end_in_time, say_end};
+use super::say_end::{announce_end, announce_end_in_time, say_end, say_late_fin};
 use crate::channel::{producer_quiet, quiet};
 use crate::outcome::Ret;
 use crate::socket::{
@@ -79,10 +79,11 @@ pub(crate) fn last_name(s: &'static Socket, fd: c_int, for_child: bool) -> LastN
         return LastName::LeftToChild;
     }
     if s.path().leaves_by_agent() {
-        // Closing with unread data resets the connection: nothing is waited for.
-        let unread =
-            hold_rx(s, s.generation16()).is_ok_and(|mut h| h.unread().is_ok_and(|n| n > 0));
-        if !unread && outlives_close(s, &mut h, fd) {
+        // Closing with unread data resets the connection: nothing is waited for, but the FIN of a
+        // shutdown that came before.
+        let resets = !s.has(flag::FIN_LATER)
+            && hold_rx(s, s.generation16()).is_ok_and(|mut h| h.unread().is_ok_and(|n| n > 0));
+        if !resets && outlives_close(s, &mut h, fd) {
             return LastName::Outlived;
         }
     }
@@ -166,6 +167,9 @@ pub(crate) fn before_close(s: &'static Socket, fd: c_int, for_good: bool) {
             announce_end(s, &mut h);
         } else {
             announce_end_in_time(s, &mut h);
+        }
+        if fd >= 0 && is_clean(&h) {
+            say_late_fin(s, fd);
         }
         if for_good && h.channel.far.is_shared() {
             // Under the lock: who looks at the carrier under it, as the service thread does, must

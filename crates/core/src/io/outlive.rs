@@ -99,7 +99,7 @@ fn leaves_behind(s: &'static Socket, h: &TxHeld<'_>, fd: c_int, why: Reason) -> 
 }
 
 /// The sender stands on the carrier, and the peer knows.
-fn is_clean(h: &TxHeld<'_>) -> bool {
+pub(super) fn is_clean(h: &TxHeld<'_>) -> bool {
     matches!(h.end.switch.state(), TxState::Carrier | TxState::Shut) && may_use_carrier(h)
 }
 

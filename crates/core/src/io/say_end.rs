@@ -69,6 +69,15 @@ pub(super) fn say_end(s: &Socket) {
     }
 }
 
+/// The FIN of a shutdown that has waited until the carrier may speak. Before a close too, which may
+/// be a reset: who has got the FIN finds the end of the stream, whatever comes behind it.
+pub(super) fn say_late_fin(s: &Socket, fd: c_int) {
+    if s.has(flag::FIN_LATER) {
+        let _ = sys::shutdown(fd, libc::SHUT_WR);
+        s.lower(flag::FIN_LATER);
+    }
+}
+
 /// That a FIN is no close's, where no more can be said: by a forked child, for whom the ring still
 /// has bytes, or late.
 pub(super) fn say_fin(s: &'static Socket, g: u16, how: c_int) {

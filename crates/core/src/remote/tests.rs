@@ -34,6 +34,7 @@ mod policy;
 mod random;
 mod resumed;
 mod rings;
+mod shut;
 mod squatter;
 
 use super::net::Net;

@@ -6,6 +6,7 @@
 use super::super::end_in_reset::{For, RESET_ON_CLOSE, end_as_ever};
 use super::super::ends::{RxHeld, TxHeld, corrupt, hold_rx, hold_tx, load_ack};
 use super::super::probe::{put_back, user_timeout_ms};
+use super::super::say_end::say_late_fin;
 use super::super::under_way::UnderWay;
 use super::PULL_BACK_STRICT_NS;
 use super::between_hosts::wake_leavers;
@@ -228,10 +229,7 @@ impl Departure {
             } else {
                 None
             };
-            if s.has(flag::FIN_LATER) {
-                let _ = sys::shutdown(fd, libc::SHUT_WR);
-                s.lower(flag::FIN_LATER);
-            }
+            say_late_fin(s, fd);
             if s.has(flag::CALLED_BACK) && s.has(flag::SHUT_RD) {
                 let _ = sys::shutdown(fd, libc::SHUT_RD);
             }

@@ -1,0 +1,145 @@
+//! A shutdown, and what comes behind it while its FIN waits for the way back to the carrier.
+
+use super::*;
+use crate::socket::Named;
+
+/// How far both ends have come when one of them shuts down.
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum Stands {
+    /// Both directions are on the ring.
+    Fast,
+    /// What the other one sends is.
+    OneWay,
+    /// And the peer is on its way back to its carrier, for good.
+    Left,
+}
+
+impl Rig {
+    /// Until what `side` is sent is on the ring, and what it sends itself is not.
+    fn promoted_one_way(&mut self, i: usize, side: usize) {
+        self.until("one direction is promoted", |r| {
+            if !(r.is_attached(i, C) && r.is_attached(i, A)) {
+                r.chat(i);
+            } else {
+                r.send(i, side ^ 1, 700);
+                while r.receive(i, side, 5000) > 0 {}
+            }
+            r.conns[i][side ^ 1].socket.published.sends_fast()
+        });
+        self.drain(i);
+        assert!(!self.conns[i][side].socket.published.sends_fast(), "{}", self.describe());
+    }
+
+    /// How many bytes lie unread.
+    fn there(&self, i: usize, side: usize) -> usize {
+        let e = &self.conns[i][side];
+        let mut part = [0u8; 1000];
+        let flags = libc::MSG_DONTWAIT | libc::MSG_PEEK;
+        // SAFETY: a buffer of ours.
+        let r = unsafe { io::recv(e.fd, part.as_mut_ptr(), part.len(), flags) };
+        r.max(0) as usize
+    }
+
+    /// So many turns of the library's threads, drawn; the applications do nothing.
+    fn turns(&mut self, turns: usize) {
+        for _ in 0..turns {
+            match self.random.below(3) {
+                0 => self.serve_queues(),
+                _ => {
+                    let h = self.random.below(self.hosts.len());
+                    self.step(h);
+                }
+            }
+        }
+    }
+}
+
+/// How it ends then.
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum Ends {
+    /// It is closed with bytes unread.
+    Unread,
+    /// With all read, and an SO_LINGER that has the kernel reset it.
+    Lingers,
+    /// The process ends in order, with bytes unread.
+    Exits,
+}
+
+impl Rig {
+    fn ends(&mut self, i: usize, side: usize, ends: Ends) {
+        let (s, fd) = (self.conns[i][side].socket, self.conns[i][side].fd);
+        if ends == Ends::Lingers {
+            while self.receive(i, side, 1000) > 0 {}
+            let linger = libc::linger { l_onoff: 1, l_linger: 0 };
+            let on = Named { s, g: s.generation16(), fd };
+            let len = size_of::<libc::linger>() as u32;
+            // SAFETY: a value of ours.
+            let r = unsafe { io::set_linger(on, (&raw const linger).cast(), len) };
+            if r == api::PASS {
+                assert!(sys::setsockopt(fd, libc::SOL_SOCKET, libc::SO_LINGER, &linger) >= 0);
+            }
+        }
+        if ends != Ends::Exits {
+            return self.close(i, side);
+        }
+        if io::begin_exit(s) {
+            self.until("it is the kernel's", |_| !s.is(State::Attached));
+        }
+        io::at_exit(s, fd);
+        self.kill(self.conns[i][side].host);
+    }
+}
+
+/// `side` of a connection shuts down for sending, with bytes unread, and ends soon after that.
+fn shuts_down_and_ends(model: Model, seed: u64, stands: Stands, side: usize, ends: Ends) {
+    let mut rig = Rig::new(Order::Shuffled(seed), model, 2);
+    let i = rig.connect(0, 1);
+    match stands {
+        Stands::OneWay => rig.promoted_one_way(i, side),
+        Stands::Fast | Stands::Left => rig.promoted(i),
+    }
+    rig.drain(i);
+    rig.send(i, side ^ 1, 100);
+    rig.until("it is there", |r| r.there(i, side) == 100);
+    rig.send(i, side, if seed.is_multiple_of(2) { 0 } else { 300 });
+    if stands == Stands::Left {
+        let s = rig.conns[i][side ^ 1].socket;
+        let channel = s.channel().unwrap();
+        channel.far.demote(s.slot.load(Relaxed) as usize, Reason::SocketOption, false);
+        let turns = rig.random.below(12);
+        rig.turns(turns);
+    }
+    rig.shut(i, side);
+    let turns = rig.random.below(12);
+    rig.turns(turns);
+    rig.ends(i, side, ends);
+    rig.until("the end is told", |r| {
+        while r.receive(i, side ^ 1, 30_000) > 0 {}
+        r.conns[i][side ^ 1].over.is_some()
+    });
+    let [end, other] = [&rig.conns[i][side ^ 1], &rig.conns[i][side]];
+    assert_eq!(
+        (end.over, end.received),
+        (Some(0), other.sent),
+        "{model:?} {seed} {stands:?} {side} {ends:?}\n{}",
+        rig.describe()
+    );
+    rig.finish();
+}
+
+/// A close with bytes unread is a reset. Behind a shutdown it comes behind the FIN, and whoever has
+/// got both finds the end of the stream, as of TCP (tcp_fin: SOCK_DONE).
+#[test]
+fn a_reset_does_not_overtake_the_end_that_was_said_before_it() {
+    for model in MODELS {
+        for seed in seeds(0..2) {
+            for stands in [Stands::Fast, Stands::OneWay, Stands::Left] {
+                for ends in [Ends::Unread, Ends::Lingers, Ends::Exits] {
+                    for side in [C, A] {
+                        shuts_down_and_ends(model, seed, stands, side, ends);
+                    }
+                }
+            }
+        }
+    }
+}
