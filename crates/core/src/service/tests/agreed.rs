@@ -59,15 +59,26 @@ fn one_process_can_be_both_ends() {
 
 #[test]
 fn nobody_there_is_said_at_once_and_found_later() {
+    // (What is known of a port is known for 50 ms. A busy machine may take longer between two
+    // lines.)
+    while !is_remembered_and_found_later() {}
+}
+
+/// Whether the second look came while it is remembered that nobody is there.
+fn is_remembered_and_found_later() -> bool {
     let (a, c, net) = (service(), service(), Net::new());
+    let began = std::time::Instant::now();
     let (cs, as_, _tcp) = net.connect();
     assert!(!c.connect(cs));
-    assert!(!c.connect(cs), "remembered");
+    assert!(!c.connect(cs));
     assert!(!c.connected(cs, true), "not accepting yet");
     a.accepting(net.port());
     a.noted(as_);
     let (cs2, as2, _tcp2) = net.connect();
-    assert!(!c.connect(cs2), "still remembered");
+    if c.connect(cs2) {
+        assert!(began.elapsed() >= core::time::Duration::from_millis(50), "remembered");
+        return false;
+    }
     std::thread::sleep(core::time::Duration::from_millis(300));
     for s in [cs2, cs] {
         assert!(c.connected(s, true) && c.noted(s));
@@ -76,6 +87,7 @@ fn nobody_there_is_said_at_once_and_found_later() {
     settle(&[a, c]);
     offer_of(as_);
     offer_of(as2);
+    true
 }
 
 #[test]
