@@ -4,7 +4,7 @@
 use super::end_in_reset::{For, RESET_ON_CLOSE, end_as_ever};
 use super::ends::{TxHeld, hold_rx, hold_tx};
 use super::promote::may_use_carrier;
-use super::reset::carrier_is_over;
+use super::reset::carrier_is_reset;
 use crate::socket::{Socket, State, flag};
 use crate::{numbers, socket, sys};
 use core::ffi::c_int;
@@ -24,8 +24,9 @@ pub(super) fn outlives_close(s: &'static Socket, h: &mut TxHeld<'_>, fd: c_int) 
         end_as_ever(h, fd, For::Sending);
         return false;
     }
-    if carrier_is_over(s) {
-        // The peer's end without a word: its process is gone, and takes nothing any more.
+    // (A FIN alone is a shutdown's: its peer goes on receiving. Of one whose process is gone the
+    // link tells.)
+    if carrier_is_reset(s) {
         let _ = sys::setsockopt(fd, libc::SOL_SOCKET, libc::SO_LINGER, &RESET_ON_CLOSE);
         return false;
     }

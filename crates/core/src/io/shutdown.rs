@@ -75,7 +75,8 @@ pub(super) fn shutdown_between_hosts(s: &'static Socket, g: u16, fd: c_int, how:
     }
     let Ok(h) = hold_tx(s, g) else { return PASS };
     let (channel, slot) = (h.channel, h.slot);
-    if how != libc::SHUT_RD {
+    // (Its FIN may have gone already.)
+    if how != libc::SHUT_RD && !s.has(flag::SHUT_WR) {
         s.raise(flag::FIN_DUE);
     }
     drop(h);

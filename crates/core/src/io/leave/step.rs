@@ -4,7 +4,7 @@
 //! `docs/design/switchover.md`, "Between hosts", has the rules; [`crate::remote`] says when.
 
 use super::super::end_in_reset::{For, RESET_ON_CLOSE, end_as_ever};
-use super::super::ends::{RxHeld, TxHeld, corrupt, hold_rx, hold_tx, load_ack};
+use super::super::ends::{RxHeld, TxHeld, carrier_unread, corrupt, hold_rx, hold_tx, load_ack};
 use super::super::probe::{put_back, user_timeout_ms};
 use super::super::say_end::say_late_fin;
 use super::super::under_way::UnderWay;
@@ -111,6 +111,11 @@ impl Departure {
                     Ok(has_room) => room = has_room,
                     Err(()) => return Moved::Broken,
                 },
+                // TCP's close with bytes unread throws away what has not been sent.
+                Action::Wait(TxDue::Await(Await::Room), _) if self.is_discarded(rx, fd) => {
+                    super::break_off(s, fd);
+                    return Moved::Broken;
+                }
                 Action::Wait(TxDue::Await(Await::Room), _)
                 | Action::Wait(_, RxDue::Await(Await::Bytes)) => return Moved::NoRoom,
                 Action::Wait(..) | Action::Later => return Moved::Waits,
@@ -145,6 +150,15 @@ impl Departure {
         let limits = Limits { patience_ns: PULL_BACK_STRICT_NS, stall_ns, hears_end: false };
         let view = look_at_rx(s, &mut h, s.fd.load(Acquire), &mut self.arrival, &limits)?;
         Ok(RxView { peer, ..view })
+    }
+
+    /// Everybody has closed it, with bytes unread, and no call is under way on it but this.
+    fn is_discarded(&self, rx: RxView, fd: c_int) -> bool {
+        let s = self.held.0;
+        s.has(flag::ORPHAN)
+            && s.names() == 0
+            && s.waiters.load(SeqCst) <= 1
+            && (rx.unread || carrier_unread(fd).is_some_and(|n| n > 0))
     }
 
     /// A call on the carrier. A close takes the lock before it gives the number away, and leaves

@@ -40,7 +40,7 @@ impl Rig {
     }
 
     /// A connection whose connector has sent more than its carrier has room for, by RDMA.
-    fn full(model: Model) -> (Rig, usize) {
+    pub(super) fn full(model: Model) -> (Rig, usize) {
         let mut rig = Rig::new(Order::Shuffled(5), model, 2);
         rig.listen(1);
         let few: c_int = 4096;

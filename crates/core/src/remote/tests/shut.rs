@@ -1,6 +1,7 @@
 //! A shutdown, and what comes behind it while its FIN waits for the way back to the carrier.
 
 use super::*;
+use crate::carrier;
 use crate::socket::Named;
 
 /// How far both ends have come when one of them shuts down.
@@ -124,6 +125,8 @@ fn shuts_down_and_ends(model: Model, seed: u64, stands: Stands, side: usize, end
         "{model:?} {seed} {stands:?} {side} {ends:?}\n{}",
         rig.describe()
     );
+    let fd = end.fd;
+    rig.until("the reset has come, too", |_| carrier::is_closed(fd));
     rig.finish();
 }
 
@@ -142,4 +145,88 @@ fn a_reset_does_not_overtake_the_end_that_was_said_before_it() {
             }
         }
     }
+}
+
+/// Of a close with bytes unread, what the peer has no room for is thrown away, and no more is
+/// waited for than with TCP.
+#[test]
+fn a_close_in_reset_waits_for_no_reader() {
+    for model in MODELS {
+        for shuts in [true, false] {
+            let (mut rig, i) = Rig::full(model);
+            rig.send(i, A, 100);
+            rig.until("it is there", |r| r.there(i, C) == 100);
+            let s = rig.conns[i][C].socket;
+            let generation = s.generation16();
+            if shuts {
+                rig.shut(i, C);
+                rig.turns(20);
+            }
+            rig.close(i, C);
+            rig.until("it is over", |_| !s.is(State::Attached) || s.generation16() != generation);
+            rig.until("the end is told", |r| {
+                while r.receive(i, A, 30_000) > 0 {}
+                r.conns[i][A].over.is_some()
+            });
+            let [end, other] = [&rig.conns[i][A], &rig.conns[i][C]];
+            assert_eq!(end.over, Some(-(libc::ECONNRESET as isize)), "{model:?} {shuts}");
+            assert!(!shuts || end.received < other.sent, "{model:?}");
+            rig.finish();
+        }
+    }
+}
+
+/// A peer that has shut down for sending goes on receiving: what is sent to it outlives the close,
+/// however slowly it reads.
+#[test]
+fn an_answer_outlives_its_close_behind_the_end_of_the_request() {
+    for model in MODELS {
+        let (mut rig, i) = Rig::full(model);
+        let asks = rig.conns[i][A].socket;
+        rig.shut(i, A);
+        rig.until("the request has ended", |r| {
+            r.receive(i, C, 1000);
+            r.conns[i][C].over.is_some()
+        });
+        assert_eq!(rig.conns[i][C].over, Some(0), "{model:?}");
+        rig.until("its FIN has gone", |_| !asks.has(flag::FIN_LATER));
+        rig.close(i, C);
+        rig.until("all has come", |r| {
+            r.receive(i, A, 3000);
+            r.conns[i][A].over.is_some()
+        });
+        let [asked, answered] = [&rig.conns[i][A], &rig.conns[i][C]];
+        assert_eq!((asked.over, asked.received), (Some(0), answered.sent), "{model:?}");
+        rig.finish();
+    }
+}
+
+/// The FIN goes once: a second shutdown leaves nothing to be said.
+#[test]
+fn a_second_shutdown_says_nothing_more() {
+    let mut met = 0;
+    for model in MODELS {
+        for seed in 0..4 {
+            let mut rig = Rig::new(Order::Shuffled(seed), model, 2);
+            let i = rig.connect(0, 1);
+            rig.promoted(i);
+            rig.drain(i);
+            rig.send(i, A, 100);
+            rig.send(i, C, 300);
+            rig.until("they are there", |r| r.there(i, C) == 100 && r.there(i, A) == 300);
+            rig.shut(i, C);
+            let s = rig.conns[i][C].socket;
+            while s.has(flag::FIN_LATER) {
+                rig.turns(1);
+            }
+            if s.is(State::Attached) {
+                rig.shut(i, C);
+                assert!(!s.has(flag::FIN_LATER), "{model:?} {seed}");
+                met += 1;
+            }
+            rig.drain(i);
+            rig.finish();
+        }
+    }
+    assert!(met > 0, "none was on its way still");
 }
