@@ -231,8 +231,8 @@ pub(super) fn or_no_room(said: R) -> R {
 }
 
 /// Sends, and waits for nothing, until it fails. Over RDMA that takes a round trip or two
-/// (docs/manual/limits.md, "close and shutdown over RDMA"). What goes in that time counts as unread,
-/// so the error may be a reset ("Death with unread bytes").
+/// (docs/manual/limits.md, "close and shutdown over RDMA"). What goes in that time counts as
+/// unread, so the error may be a reset ("Death with unread bytes").
 fn only_sends(t: &Ctx, name: &str, send: impl Fn() -> R) {
     let over_rdma = sys::over_rdma();
     let goes = || or_no_room(send());
