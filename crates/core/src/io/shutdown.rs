@@ -1,6 +1,6 @@
 //! shutdown(2), and what the peer is told before a FIN.
 
-use super::ends::{hold_rx, hold_tx};
+use super::ends::{NotHeld, hold_rx, hold_tx};
 use super::leave::to_kernel;
 use super::say_end::{announce_end, say_fin, say_shut};
 use crate::channel::producer_quiet;
@@ -73,13 +73,16 @@ pub(super) fn shutdown_between_hosts(s: &'static Socket, g: u16, fd: c_int, how:
     if how != libc::SHUT_RD && how != libc::SHUT_WR && how != libc::SHUT_RDWR {
         return -(libc::EINVAL as Ret);
     }
-    let Ok(h) = hold_tx(s, g) else { return PASS };
-    let (channel, slot) = (h.channel, h.slot);
+    let held = hold_tx(s, g);
+    // (A handler that has interrupted a send of this thread's: nobody goes on before it returns.)
+    let interrupts = matches!(held, Err(NotHeld::Reentrant));
+    let Some(channel) = s.channel().filter(|_| held.is_ok() || interrupts) else { return PASS };
+    let slot = s.slot.load(Relaxed) as usize;
     // (Its FIN may have gone already.)
     if how != libc::SHUT_RD && !s.has(flag::SHUT_WR) {
         s.raise(flag::FIN_DUE);
     }
-    drop(h);
+    drop(held);
     if how != libc::SHUT_WR {
         if let Ok(rx) = hold_rx(s, g) {
             let there = rx.end.ring.available().unwrap_or(0) as u64;

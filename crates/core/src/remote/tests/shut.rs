@@ -201,6 +201,30 @@ fn an_answer_outlives_its_close_behind_the_end_of_the_request() {
     }
 }
 
+/// The same where the kernel alone has said so: the peer's descriptor was used by a program without
+/// the library.
+#[test]
+fn a_bare_end_of_the_peers_is_no_death() {
+    for model in MODELS {
+        for side in [C, A] {
+            let mut rig = Rig::new(Order::Prompt, model, 2);
+            let i = rig.connect(0, 1);
+            rig.promoted(i);
+            rig.drain(i);
+            rig.send(i, side, 300);
+            assert!(sys::shutdown(rig.conns[i][side ^ 1].fd, libc::SHUT_WR) >= 0);
+            rig.close(i, side);
+            rig.until("the end is told", |r| {
+                r.receive(i, side ^ 1, 30_000);
+                r.conns[i][side ^ 1].over.is_some()
+            });
+            let [end, other] = [&rig.conns[i][side ^ 1], &rig.conns[i][side]];
+            assert_eq!((end.over, end.received), (Some(0), other.sent), "{model:?} {side}");
+            rig.finish();
+        }
+    }
+}
+
 /// The FIN goes once: a second shutdown leaves nothing to be said.
 #[test]
 fn a_second_shutdown_says_nothing_more() {
@@ -229,4 +253,25 @@ fn a_second_shutdown_says_nothing_more() {
         }
     }
     assert!(met > 0, "none was on its way still");
+}
+
+/// A signal handler shuts down in the middle of a send: what was sent comes, and then the end.
+#[test]
+fn a_shutdown_within_a_send_is_one() {
+    for model in MODELS {
+        for side in [C, A] {
+            let mut rig = Rig::new(Order::Prompt, model, 2);
+            let i = rig.connect(0, 1);
+            rig.promoted(i);
+            rig.send(i, side, 300);
+            io::with_carrier(rig.conns[i][side].socket, |_| rig.shut(i, side));
+            rig.until("the end is told", |r| {
+                r.receive(i, side ^ 1, 30_000);
+                r.conns[i][side ^ 1].over.is_some()
+            });
+            let [end, other] = [&rig.conns[i][side ^ 1], &rig.conns[i][side]];
+            assert_eq!((end.over, end.received), (Some(0), other.sent), "{model:?} {side}");
+            rig.finish();
+        }
+    }
 }
