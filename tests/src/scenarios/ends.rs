@@ -1,6 +1,8 @@
 //! How an end hears that its peer has closed or died when it does not receive: it only sends, waits
 //! for room, or polls without waiting.
 
+mod killed_peers;
+
 use crate::ctx::{Child, Ctx, await_bytes, blocked, recv_exact, send_all};
 use crate::scenario::{Scenario, pair};
 use crate::sys::{self, E, Fd, R, Sets};
@@ -708,90 +710,6 @@ pub fn list() -> Vec<Scenario> {
             },
         )
         .skip(RESETS),
-        pair(
-            "ends/many-killed-peers",
-            "a server that has met many killed peers has no more descriptors and mappings than before",
-            |t| {
-                let listener = t.listener();
-                t.publish(listener);
-                let mut before = (0, 0);
-                for round in 0..24 {
-                    let fd = t.accept(listener);
-                    t.tell(&format!("kill {round}"));
-                    let mut buf = [0; 4096];
-                    // Sends, as an event loop does, until its buffer is full, then waits for room.
-                    sys::set_nonblocking(fd, true);
-                    while sys::send(fd, &buf, MSG_NOSIGNAL).is_ok() {}
-                    let set = sys::epoll_create1(0).expect("epoll_create1");
-                    sys::epoll_ctl(set, libc::EPOLL_CTL_ADD, fd, (EPOLLOUT | EPOLLET) as u32, 1)
-                        .expect("EPOLL_CTL_ADD");
-                    let begin = sys::now_ns();
-                    while sys::send(fd, &buf, MSG_NOSIGNAL) != Err(E(libc::EPIPE))
-                        && sys::now_ns() - begin < 10_000_000_000
-                    {
-                        let _ = sys::epoll_wait(set, 8, 10);
-                    }
-                    while matches!(sys::recv(fd, &mut buf, 0), Ok(n) if n > 0) {}
-                    sys::close(fd).expect("close");
-                    sys::close(set).expect("close");
-                    let now = sizes();
-                    // Over RDMA queue pairs and their memory are kept for the next connections: the
-                    // most that there has been after half of the rounds has to do for the rest.
-                    if sys::over_rdma() && round < 12 {
-                        before = (before.0.max(now.0), before.1.max(now.1));
-                    } else if round == 3 {
-                        before = now;
-                        // The doorbell of the one set that there is at a time is made with the
-                        // first fast connection in it, and kept. Where nobody waits until a
-                        // connection is fast, that may be later.
-                        before.0 += usize::from(!t.waits_until_fast());
-                    }
-                }
-                if sys::over_rdma() {
-                    // (How many are kept varies. One that is lost in each round would be twelve.)
-                    before.0 += 4;
-                }
-                let begin = sys::now_ns();
-                while !no_more(before, sizes()) && sys::now_ns() - begin < 10_000_000_000 {
-                    sys::sleep_ms(10);
-                }
-                t.log("no more", no_more(before, sizes()));
-                if !no_more(before, sizes()) {
-                    t.log("but", (before, sizes()));
-                }
-                t.meet("over");
-            },
-            |t| {
-                let addr = t.hear_addr();
-                for round in 0..24 {
-                    let [from, to] = sys::pipe();
-                    let child = t.child(|t| {
-                        let _fd = t.connect(addr);
-                        let _ = sys::write(to, b"x");
-                        loop {
-                            let _ = sys::poll(&[], -1);
-                        }
-                    });
-                    // It has asked the runner, and heard the answer, before this process listens.
-                    let _ = sys::read(from, &mut [0]);
-                    t.wait(&format!("kill {round}"));
-                    end(child, SIGKILL);
-                    let _ = (sys::close(from), sys::close(to));
-                }
-                t.meet("over");
-            },
-        ),
+        killed_peers::scenario(),
     ]
-}
-
-/// Descriptors and mappings of this process.
-fn sizes() -> (usize, usize) {
-    let maps = std::fs::read_to_string("/proc/self/maps").unwrap_or_default();
-    // (The library's own count, too.)
-    (std::fs::read_dir("/proc/self/fd").map_or(0, Iterator::count), maps.lines().count())
-}
-
-/// (Threads and the heap come and go.)
-fn no_more(before: (usize, usize), now: (usize, usize)) -> bool {
-    now.0 <= before.0 && now.1 <= before.1 + 8
 }
