@@ -29,7 +29,7 @@ use crate::arena::{self, Mapping, Pair, Pool};
 use crate::channel::{Channel, ChannelMem, PLACES, SLOTS, quiet};
 use crate::socket::{self, Socket};
 use crate::tuple_table::{Key, Table};
-use crate::{fd_table, stats, sys, trace};
+use crate::{carrier, fd_table, stats, sys, trace};
 use alloc::collections::VecDeque;
 use alloc::vec::Vec;
 use auth::Cred;
@@ -38,7 +38,7 @@ use core::sync::atomic::{AtomicU64, Ordering::*};
 use doorbell::learn_doorbell;
 #[cfg(test)]
 pub(crate) use names::advert_name;
-use netacc_control::stats::{CHANNEL_SLOTS, Reason};
+use netacc_control::stats::{CHANNEL_SLOTS, Counter, Reason};
 use netacc_proto::agreement::{self, Agreement, Malformed, SlotAction, SlotEvent};
 use netacc_proto::rendezvous::{Direction, Message, Peers, Role, Tuple};
 pub(crate) use possession::Look;
@@ -612,6 +612,17 @@ impl Mine {
     /// The socket still is the one that was noted.
     fn is_current(&self) -> bool {
         self.socket.generation.load(Acquire) == self.generation
+    }
+    /// And its peer has ended nothing. (Of one that has, whatever fails says nothing.)
+    fn goes_on(&self) -> bool {
+        self.is_current() && !carrier::peer_ended(self.socket.fd.load(Acquire))
+    }
+    /// Who holds the other end was to be proven, and was not.
+    fn is_unproven(&self) {
+        if self.goes_on() {
+            stats::count(Counter::AuthFailures);
+            self.socket.set_reason(Reason::NotAuthenticated);
+        }
     }
 }
 

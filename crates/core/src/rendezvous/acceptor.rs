@@ -81,8 +81,7 @@ impl State {
         let socket = m.socket;
         let Some(proof) = proof else {
             m.agreement.step(Event::Unproven(i));
-            stats::count(Counter::AuthFailures);
-            socket.set_reason(Reason::NotAuthenticated);
+            m.is_unproven();
             return;
         };
         match self.try_offer(i, waiting, theirs.token, tuple, &proof) {
@@ -308,7 +307,7 @@ impl State {
         };
         if let Some(m) = t.accepted.get_mut(waiting) {
             m.agreement.step(Event::Refused { link: i, reason });
-            if m.is_current() {
+            if m.goes_on() {
                 m.socket.set_reason(match reason {
                     refuse::NOT_AUTHENTICATED => Reason::NotAuthenticated,
                     _ => Reason::PeerRefused,

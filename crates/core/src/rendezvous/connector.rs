@@ -8,7 +8,7 @@ use crate::tuple_table::Key;
 use crate::{arena, socket, stats};
 use core::ffi::c_int;
 use core::sync::atomic::Ordering::*;
-use netacc_control::stats::{Counter, Reason};
+use netacc_control::stats::Counter;
 use netacc_proto::agreement::{Action, Event, SlotEvent};
 use netacc_proto::rendezvous::{self as proto, Direction, Message, Role, refuse};
 
@@ -26,11 +26,10 @@ impl State {
         if let Some(proof) = proof {
             return self.take_up(i, offer, &proof);
         }
-        if flaw.is_none() {
-            stats::count(Counter::AuthFailures);
-            if let Some((_, m)) = self.tables.as_ref().and_then(|t| t.connected.get(key)) {
-                m.socket.set_reason(Reason::NotAuthenticated);
-            }
+        if flaw.is_none()
+            && let Some((_, m)) = self.tables.as_ref().and_then(|t| t.connected.get(key))
+        {
+            m.is_unproven();
         }
         let flaw = flaw.unwrap_or(refuse::NOT_AUTHENTICATED);
         let m = self.tables.as_mut().and_then(|t| t.connected.get_mut(key));

@@ -18,10 +18,10 @@ use super::{LINKS, State, Then, Violation, auth, names};
 use crate::rendezvous::auth::End;
 use crate::socket::Socket;
 use crate::tuple_table::Key;
-use crate::{socket, stats, sys};
+use crate::{carrier, socket, sys};
 use core::ffi::c_int;
 use core::sync::atomic::Ordering::*;
-use netacc_control::stats::{Counter, Reason};
+use netacc_control::stats::Reason;
 use netacc_proto::agreement::Event;
 use netacc_proto::rendezvous::{Message, Role, Tuple};
 
@@ -494,9 +494,8 @@ impl State {
     /// Connector: the peer does not hold the other end, as far as can be seen.
     fn doubt(&mut self, i: usize, token: u64) {
         self.end_proofs(|p| p.link == i && p.token == token);
-        stats::count(Counter::AuthFailures);
         if let Some((_, m)) = self.tables.as_ref().and_then(|t| t.connected.get(Key(token))) {
-            m.socket.set_reason(Reason::NotAuthenticated);
+            m.is_unproven();
         }
     }
 
@@ -505,7 +504,8 @@ impl State {
         let Some(p) = self.proof(i, token).copied() else { return Then::Nothing };
         self.end_proofs_of(p.socket);
         // (Behind the last turn: the peer has no offer to make.)
-        if p.accepting || p.turn + 1 < TURNS {
+        let all_shown = !p.accepting && p.turn + 1 >= TURNS;
+        if !all_shown && p.has_carrier() && !carrier::peer_ended(p.fd()) {
             p.socket.set_reason(Reason::NotAuthenticated);
         }
         if !p.accepting {

@@ -3,6 +3,7 @@
 use super::*;
 
 pub(super) mod by_hand;
+mod unproven;
 
 use by_hand::accepting_by_hand;
 
