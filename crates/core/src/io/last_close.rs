@@ -2,7 +2,7 @@
 
 use super::end_in_reset::{RESET_ON_CLOSE, closes_as_ever, leaves_unread, never_linger};
 use super::ends::{hold_rx, hold_tx, publish_held};
-use super::leave::to_kernel;
+use super::leave::{freeze, to_kernel};
 use super::outlive::{await_peer, is_clean, outlives_close, outlives_for_child};
 use super::probe::put_back;
 use super::say_end::{announce_end, announce_end_in_time, say_end, say_late_fin};
@@ -85,6 +85,11 @@ pub(crate) fn last_name(s: &'static Socket, fd: c_int, for_child: bool) -> LastN
             && hold_rx(s, s.generation16()).is_ok_and(|mut h| h.unread().is_ok_and(|n| n > 0));
         if !resets && outlives_close(s, &mut h, fd) {
             return LastName::Outlived;
+        }
+        if !resets && let Ok(mut rx) = hold_rx(s, s.generation16()) {
+            // The last words say how far it has come. A peer that is on the ring goes back from
+            // there; without a word of that it would have to take the connection for broken.
+            freeze(&mut rx);
         }
     }
     announce_end(s, &mut h);

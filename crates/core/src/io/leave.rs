@@ -16,6 +16,7 @@ use between_hosts::to_kernel_between_hosts;
 pub(super) use between_hosts::to_kernel_to_send;
 use core::ffi::c_int;
 use core::sync::atomic::Ordering::*;
+pub(super) use halves::freeze;
 use netacc_control::stats::Reason;
 use netacc_proto::lives::{Event as Happens, State as Life};
 use netacc_proto::switchover::Action;

@@ -19,6 +19,7 @@
 
 mod agreed;
 mod applications;
+mod called_back;
 mod empty;
 mod failing;
 mod handed_on;

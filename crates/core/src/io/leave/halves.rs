@@ -90,7 +90,7 @@ pub(super) fn look_at_rx(
 }
 
 /// `Action::Freeze`.
-pub(super) fn freeze(h: &mut RxHeld<'_>) {
+pub(in crate::io) fn freeze(h: &mut RxHeld<'_>) {
     // (Who asks again whether a leave is due freezes again: that is no new beginning.)
     if h.end.switch.ack().armed {
         h.end.frozen_at = sys::now_ns();

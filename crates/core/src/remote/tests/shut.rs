@@ -17,7 +17,7 @@ enum Stands {
 
 impl Rig {
     /// Until what `side` is sent is on the ring, and what it sends itself is not.
-    fn promoted_one_way(&mut self, i: usize, side: usize) {
+    pub(super) fn promoted_one_way(&mut self, i: usize, side: usize) {
         self.until("one direction is promoted", |r| {
             if !(r.is_attached(i, C) && r.is_attached(i, A)) {
                 r.chat(i);

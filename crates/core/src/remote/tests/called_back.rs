@@ -1,0 +1,258 @@
+//! A connection whose path is switched off while one end forks, whose child goes on with what
+//! comes, and the other end closes: no byte is lost, and the end is one in good order.
+
+use super::*;
+use crate::socket::flag;
+
+/// The child of a fork: it has the kernel's socket, and its maker's memory of the connection.
+struct Child {
+    i: usize,
+    side: usize,
+    fd: c_int,
+    /// It has called its maker, who has not looked yet.
+    calls: bool,
+}
+
+impl Rig {
+    fn fork(&mut self, i: usize, side: usize) -> Child {
+        let e = &self.conns[i][side];
+        assert!(e.socket.count_names(e.socket.generation16(), |n| n + 1).is_some());
+        let fd = sys::fcntl(e.fd, libc::F_DUPFD_CLOEXEC, 0) as c_int;
+        assert!(fd >= 0);
+        Child { i, side, fd, calls: false }
+    }
+
+    /// As `recv_inherited` has it (`io/receive.rs`), without the wait.
+    fn child_receives(&mut self, child: &mut Child, n: usize) -> usize {
+        let e = &mut self.conns[child.i][child.side];
+        let s = e.socket;
+        match s.state.now() {
+            State::Attached if s.has(flag::BROKEN_OFF | flag::CORRUPT | flag::RESET) => {
+                e.over = e.over.or(Some(-(libc::ECONNRESET as isize)));
+                return 0;
+            }
+            State::Attached => {
+                child.calls |= !s.has(flag::CALLED_BACK);
+                s.raise(flag::CALLED_BACK);
+                return 0;
+            }
+            State::Candidate => {
+                let offered = s.offered.is_made();
+                s.owner.store(1, Relaxed);
+                crate::candidates::make_plain(s, Reason::InheritedByFork);
+                s.owner.store(process::id(), Relaxed);
+                child.calls |= offered;
+            }
+            _ => {}
+        }
+        let mut part = vec![0u8; n];
+        let (flags, none) = (libc::MSG_DONTWAIT, core::ptr::null_mut());
+        // SAFETY: a buffer of ours.
+        let r = unsafe {
+            sys::recvfrom(child.fd, part.as_mut_ptr(), n, flags, none, core::ptr::null_mut())
+        };
+        if r == 0 || (r < 0 && r != -(libc::EAGAIN as isize)) {
+            e.over = e.over.or(Some(r));
+        }
+        let came = &part[..r.max(0) as usize];
+        assert!(came == bytes(e.stream ^ 1, e.received, came.len()), "byte {}", e.received);
+        e.received += came.len() as u64;
+        came.len()
+    }
+
+    /// And the end, in good order. (What the kernel has in little room goes in its own time.)
+    fn child_gets_all(&mut self, child: &mut Child, at: &str, mut look: impl FnMut(&mut Rig)) {
+        let (i, side) = (child.i, child.side);
+        let began = std::time::Instant::now();
+        while self.conns[i][side].over.is_none() && began.elapsed().as_secs() < 60 {
+            let before = self.conns[i][side].received;
+            self.child_receives(child, 9000);
+            self.maker_looks(child);
+            look(self);
+            self.settle();
+            if self.conns[i][side].received == before && !self.pass() {
+                self.wait(1_000_000);
+            }
+        }
+        let (end, sent) = (&self.conns[i][side], self.conns[i][side ^ 1].sent);
+        assert_eq!((end.over, end.received), (Some(0), sent), "{at}\n{}", self.describe());
+        assert!(sys::close(child.fd) >= 0);
+    }
+
+    fn maker_looks(&mut self, child: &mut Child) {
+        if core::mem::take(&mut child.calls) {
+            let h = self.conns[child.i][child.side].host;
+            self.remote(h).serve_children();
+        }
+    }
+
+    /// The tests' own order (`io/promote.rs` `switch_if_ordered`).
+    fn switch_off(&mut self, i: usize, side: usize) {
+        let s = self.conns[i][side].socket;
+        if let Some(channel) = s.channel().filter(|_| s.is(State::Attached)) {
+            channel.far.demote(s.slot.load(Relaxed) as usize, Reason::RdmaLost, true);
+        }
+    }
+
+    /// By a flag that is no reason to leave a ring, and none to go there.
+    fn send_on_carrier(&mut self, i: usize, side: usize, n: usize) {
+        let e = &mut self.conns[i][side];
+        let bytes = bytes(e.stream, e.sent, n);
+        let flags = libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL | libc::MSG_DONTROUTE;
+        // SAFETY: a buffer of ours.
+        let r = unsafe { io::send(e.fd, bytes.as_ptr(), n, flags) };
+        assert_eq!(r, n as isize);
+        assert!(!e.socket.published.sends_fast());
+        e.sent += n as u64;
+    }
+
+    /// One small step of the library's.
+    fn turn(&mut self) {
+        match self.random.below(4) {
+            0 => self.serve_queues(),
+            1 => _ = testing::run_held(),
+            _ => {
+                let h = self.random.below(self.hosts.len());
+                self.step(h);
+            }
+        }
+    }
+}
+
+/// `leader` forks, `leader ^ 1` closes.
+fn forks_and_is_closed(model: Model, seed: u64) {
+    let mut rig = Rig::new(Order::Shuffled(seed), model, 2);
+    rig.listen(1);
+    let sizes = [2048, 4096, 8192];
+    let at = rig.hosts[1].listener;
+    let room: c_int = sizes[rig.random.below(3)];
+    assert!(sys::setsockopt(at, libc::SOL_SOCKET, libc::SO_RCVBUF, &room) >= 0);
+    let i = rig.connect(0, 1);
+    let leader = rig.random.below(2);
+    let follower = leader ^ 1;
+    for side in [C, A] {
+        let room: c_int = [1, 4096, 8192][rig.random.below(3)];
+        let fd = rig.conns[i][side].fd;
+        assert!(sys::setsockopt(fd, libc::SOL_SOCKET, libc::SO_SNDBUF, &room) >= 0);
+    }
+    rig.promoted(i);
+    for _ in 0..rig.random.below(3) {
+        let side = rig.random.below(2);
+        rig.switch_off(i, side);
+        let steps = rig.random.below(60);
+        rig.play(steps, |_, _| {});
+    }
+    // The leader has said all, and the follower has it.
+    let often = 1 + rig.random.below(12);
+    rig.until("the follower has all", |r| {
+        r.receive(i, follower, 9000);
+        if r.random.below(often) == 0 {
+            let side = r.random.below(2);
+            r.switch_off(i, side);
+        }
+        r.conns[i][leader].sent == r.conns[i][follower].received
+    });
+    // It fills what there is; the leader reads nothing, or some of it.
+    let (mut child, mut closed, mut idle) = (None, false, None);
+    let fork_at = rig.random.below(60);
+    let read_at = fork_at + rig.random.below(30);
+    let close_at = fork_at + rig.random.below(80);
+    let reads = rig.random.below(2) == 0;
+    for step in 0..160 {
+        match rig.random.below(6) {
+            0 | 1 if !closed => {
+                let n = 1 + rig.random.below(12_000);
+                rig.send(i, follower, n);
+            }
+            2 if reads && child.is_none() => {
+                rig.receive(i, leader, 3000);
+            }
+            3 if !closed && rig.random.below(often) == 0 => {
+                let side = rig.random.below(2);
+                rig.switch_off(i, side);
+            }
+            4 => {
+                let ms = rig.random.below(40) as u64;
+                testing::pass_ns(ms * 1_000_000);
+            }
+            _ => rig.turn(),
+        }
+        if step == fork_at {
+            child = Some(rig.fork(i, leader));
+        }
+        if step == close_at {
+            if rig.random.below(3) == 0 {
+                idle = Some(rig.fork(i, follower));
+            }
+            rig.close(i, follower);
+            closed = true;
+        }
+        if let Some(child) = child.as_mut().filter(|_| step >= read_at) {
+            let n = 1 + rig.random.below(9000);
+            rig.child_receives(child, n);
+            if rig.random.below(3) == 0 {
+                rig.maker_looks(child);
+            }
+        }
+    }
+    let mut child = child.unwrap();
+    let at = format!("{model:?} seed {seed} leader {leader} idle {}", idle.is_some());
+    let sent = rig.conns[i][follower].sent;
+    rig.child_gets_all(&mut child, &at, |r| {
+        if let Some(idle) = idle.take_if(|_| r.conns[i][leader].received == sent) {
+            assert!(sys::close(idle.fd) >= 0);
+        }
+    });
+    rig.finish();
+}
+
+#[test]
+fn a_child_gets_all_that_a_peer_has_sent_before_it_closed() {
+    for model in MODELS {
+        for seed in seeds(0..40) {
+            forks_and_is_closed(model, seed);
+        }
+    }
+}
+
+/// With rings that connections outgrow.
+#[test]
+fn a_child_gets_all_that_came_by_small_rings() {
+    for model in MODELS {
+        for seed in seeds(0..40) {
+            crate::config::with(rings::none(), || forks_and_is_closed(model, seed));
+        }
+    }
+}
+
+/// What is sent is on its carrier, and closed behind that; what comes is on the ring, and all of it
+/// was read. The peer's child gets all. (The peer, which had not heard how far its bytes had come,
+/// took the connection for broken, and its child got ECONNRESET instead of them.)
+#[test]
+fn a_child_gets_what_went_over_the_carrier_of_a_peer_that_read_from_the_ring() {
+    for model in MODELS {
+        for seed in seeds(0..12) {
+            for leader in [C, A] {
+                let mut rig = Rig::new(Order::Shuffled(seed), model, 2);
+                let i = rig.connect(0, 1);
+                let follower = leader ^ 1;
+                rig.promoted_one_way(i, follower);
+                rig.send_on_carrier(i, follower, 500);
+                let mut child = rig.fork(i, leader);
+                rig.child_receives(&mut child, 1000);
+                if seed % 2 == 0 {
+                    rig.maker_looks(&mut child);
+                }
+                if seed % 3 == 0 {
+                    let turns = rig.random.below(6);
+                    (0..turns).for_each(|_| rig.turn());
+                }
+                rig.close(i, follower);
+                let at = format!("{model:?} seed {seed} leader {leader}");
+                rig.child_gets_all(&mut child, &at, |_| {});
+                assert!(!rig.conns[i][leader].socket.has(flag::BROKEN_OFF), "{at}");
+                rig.finish();
+            }
+        }
+    }
+}
