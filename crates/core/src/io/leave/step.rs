@@ -52,13 +52,24 @@ pub(crate) struct Departure {
 /// small for them.
 const STALLED_NS: u64 = 30_000_000;
 
+/// A close that could not be a close yet has counted for a departure.
+fn count_for_close(s: &Socket) {
+    if s.flags.fetch_and(!flag::CLOSE_LATER, AcqRel) & flag::CLOSE_LATER != 0 {
+        s.waiters.fetch_sub(1, SeqCst);
+    }
+}
+
+impl Drop for Departure {
+    /// Such a close may have looked for one just before this one began.
+    fn drop(&mut self) {
+        count_for_close(self.held.0);
+    }
+}
+
 impl Departure {
     pub(crate) fn new(s: &'static Socket) -> Departure {
         let held = UnderWay::new(s, s.generation16());
-        // A close that could not be a close yet has counted for us.
-        if s.flags.fetch_and(!flag::CLOSE_LATER, AcqRel) & flag::CLOSE_LATER != 0 {
-            s.waiters.fetch_sub(1, SeqCst);
-        }
+        count_for_close(s);
         Departure {
             held,
             leave: Leave::new(false),
