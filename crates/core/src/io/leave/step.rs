@@ -83,6 +83,7 @@ impl Departure {
     /// acknowledgement, that the peer is known to have.
     pub(crate) fn step(&mut self, seen: (u32, u64), peer: Peer) -> Moved {
         let UnderWay(s, g) = self.held;
+        count_for_close(s);
         let mut room = true;
         loop {
             let Ok(rx) = hold_rx(s, g) else { return Moved::Waits };
