@@ -309,9 +309,16 @@ mod tests {
         let mut ends = promoted_within_the_host();
         for _ in 0..200 {
             ends[C].send(C, 5_000);
+            let began = sys::now_ns();
             turn_off(&ends[A], 0);
-            let got = ends[A].receive_now(A, 5_000);
-            assert!(got > 0, "{got}");
+            // (It waits for what comes again for so long, and a busy machine may take longer.)
+            let got = loop {
+                let got = ends[A].receive_now(A, 5_000);
+                if got > 0 || sys::now_ns() - began < PULL_BACK_NS {
+                    break got;
+                }
+            };
+            assert!(got > 0, "{got} after {} ns", sys::now_ns() - began);
             ends[A].receive_all(A, 5_000 - got as usize);
             turn_on(&ends[A]);
             comes_to(&mut ends, "accelerated again", |ends| {
