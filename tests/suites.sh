@@ -5,9 +5,8 @@ set -u -o pipefail
 
 OUT=${NETACC_TEST_OUT:-$PWD/out/test}
 REPEAT=${NETACC_REPEAT:-1}
-# So many suites of a run may have flaky tests on this machine, and so many in the rig's kernels, so
-# many tests each: what fails together has one cause. What these suites do depends on nothing: a
-# failure of theirs is one.
+# So many suites of a run may have flaky tests, so many of them each: what fails together has one
+# cause. What these suites do depends on nothing: a failure of theirs is one.
 MOST_FLAKY=${NETACC_FLAKY:-$((REPEAT > 1 ? 0 : 1))}
 MOST_FLAKY_TESTS=3
 MOST_FALLEN=2
@@ -169,14 +168,6 @@ suite() {
   [ "$f" -le ${#tests[@]} ] || FAILURES+=("$name: $((f - ${#tests[@]})) without a name of their own")
 }
 
-# machine SUITE...: where each runs.
-machine() {
-  local suite
-  for suite; do
-    case $suite in rdma*) echo kernels ;; *) echo here ;; esac
-  done
-}
-
 # pass_again ARGUMENT...: whether all $tests of the `suite` that calls it pass in each of some more
 # rounds. Not where a failure has no name, or cannot be selected, nor where no test, or no more, may
 # be flaky.
@@ -184,7 +175,7 @@ pass_again() {
   local log=$OUT/$name-again.log rounds=3 round begin status missing chosen arguments=("$@")
   [ "${DETERMINISTIC/ $name /}" = "$DETERMINISTIC" ] || return
   [ "$f" -eq ${#tests[@]} ] && [ "$f" -le $MOST_FLAKY_TESTS ] || return
-  [ "$(machine "${FLAKY_SUITES[@]}" | grep -c "$(machine "$name")")" -lt "$MOST_FLAKY" ] || return
+  [ ${#FLAKY_SUITES[@]} -lt "$MOST_FLAKY" ] || return
   if [ "$select" != - ]; then
     rounds=5
     chosen=$($select "${tests[@]}") || return
