@@ -17,12 +17,11 @@ pub(super) fn scenario() -> Scenario {
             if sys::over_rdma() {
                 // What the library knows of a peer is kept for a while, and serves the next
                 // ones: there are as many of it as there were peers at the same time. So first
-                // there are as many at once as come one after another then.
-                meets_the_doomed(t, listener, "all at once", rounds());
+                // there are more at once than come one after another within that while.
+                meets_the_doomed(t, listener, "all at once", AT_ONCE);
                 before = least_sizes(5_000);
-                // (A link more, say, that was made anew. One lost a round would be three times
-                // as many.)
-                before.0 += rounds() / 3;
+                // (A link more, say, that was made anew.)
+                before.0 += AT_ONCE / 3;
             }
             for round in 0..rounds() {
                 meets_the_doomed(t, listener, &format!("round {round}"), 1);
@@ -47,7 +46,7 @@ pub(super) fn scenario() -> Scenario {
         |t| {
             let addr = t.hear_addr();
             if sys::over_rdma() {
-                kills(t, addr, "all at once", rounds());
+                kills(t, addr, "all at once", AT_ONCE);
             }
             for round in 0..rounds() {
                 kills(t, addr, &format!("round {round}"), 1);
@@ -57,10 +56,14 @@ pub(super) fn scenario() -> Scenario {
     )
 }
 
-/// How many peers come one after another. (Over RDMA as many peers are there at once before them.)
+/// How many peers come one after another.
 fn rounds() -> usize {
-    if sys::over_rdma() { 12 } else { 24 }
+    if sys::over_rdma() { 36 } else { 24 }
 }
+
+/// And over RDMA so many at once before them: of what these leave a third of the later ones, which
+/// lost it, would leave nothing.
+const AT_ONCE: usize = 12;
 
 /// A server meets so many peers at the same time, which are killed while it waits for room.
 fn meets_the_doomed(t: &Ctx, listener: Fd, what: &str, peers: usize) {
