@@ -41,6 +41,18 @@ impl Rig {
         r.max(0) as usize
     }
 
+    /// `side` receives all that was sent, so much at a time, and the end behind that.
+    #[track_caller]
+    pub(super) fn gets_all(&mut self, i: usize, side: usize, each: usize, at: &str) {
+        self.until("the end is told", |r| {
+            r.receive(i, side, each);
+            r.conns[i][side].over.is_some()
+        });
+        let [end, other] = [&self.conns[i][side], &self.conns[i][side ^ 1]];
+        let (told, right) = ((end.over, end.received), (Some(0), other.sent));
+        assert_eq!(told, right, "{at}\n{}", self.describe());
+    }
+
     /// So many turns of the library's threads, drawn; the applications do nothing.
     fn turns(&mut self, turns: usize) {
         for _ in 0..turns {
@@ -114,18 +126,8 @@ fn shuts_down_and_ends(model: Model, seed: u64, stands: Stands, side: usize, end
     let turns = rig.random.below(12);
     rig.turns(turns);
     rig.ends(i, side, ends);
-    rig.until("the end is told", |r| {
-        while r.receive(i, side ^ 1, 30_000) > 0 {}
-        r.conns[i][side ^ 1].over.is_some()
-    });
-    let [end, other] = [&rig.conns[i][side ^ 1], &rig.conns[i][side]];
-    assert_eq!(
-        (end.over, end.received),
-        (Some(0), other.sent),
-        "{model:?} {seed} {stands:?} {side} {ends:?}\n{}",
-        rig.describe()
-    );
-    let fd = end.fd;
+    rig.gets_all(i, side ^ 1, 30_000, &format!("{model:?} {seed} {stands:?} {side} {ends:?}"));
+    let fd = rig.conns[i][side ^ 1].fd;
     rig.until("the reset has come, too", |_| carrier::is_closed(fd));
     rig.finish();
 }
@@ -191,12 +193,7 @@ fn an_answer_outlives_its_close_behind_the_end_of_the_request() {
         assert_eq!(rig.conns[i][C].over, Some(0), "{model:?}");
         rig.until("its FIN has gone", |_| !asks.has(flag::FIN_LATER));
         rig.close(i, C);
-        rig.until("all has come", |r| {
-            r.receive(i, A, 3000);
-            r.conns[i][A].over.is_some()
-        });
-        let [asked, answered] = [&rig.conns[i][A], &rig.conns[i][C]];
-        assert_eq!((asked.over, asked.received), (Some(0), answered.sent), "{model:?}");
+        rig.gets_all(i, A, 3000, &format!("{model:?}"));
         rig.finish();
     }
 }
@@ -214,12 +211,7 @@ fn a_bare_end_of_the_peers_is_no_death() {
             rig.send(i, side, 300);
             assert!(sys::shutdown(rig.conns[i][side ^ 1].fd, libc::SHUT_WR) >= 0);
             rig.close(i, side);
-            rig.until("the end is told", |r| {
-                r.receive(i, side ^ 1, 30_000);
-                r.conns[i][side ^ 1].over.is_some()
-            });
-            let [end, other] = [&rig.conns[i][side ^ 1], &rig.conns[i][side]];
-            assert_eq!((end.over, end.received), (Some(0), other.sent), "{model:?} {side}");
+            rig.gets_all(i, side ^ 1, 30_000, &format!("{model:?} {side}"));
             rig.finish();
         }
     }
@@ -265,12 +257,7 @@ fn a_shutdown_within_a_send_is_one() {
             rig.promoted(i);
             rig.send(i, side, 300);
             io::with_carrier(rig.conns[i][side].socket, |_| rig.shut(i, side));
-            rig.until("the end is told", |r| {
-                r.receive(i, side ^ 1, 30_000);
-                r.conns[i][side ^ 1].over.is_some()
-            });
-            let [end, other] = [&rig.conns[i][side ^ 1], &rig.conns[i][side]];
-            assert_eq!((end.over, end.received), (Some(0), other.sent), "{model:?} {side}");
+            rig.gets_all(i, side ^ 1, 30_000, &format!("{model:?} {side}"));
             rig.finish();
         }
     }
