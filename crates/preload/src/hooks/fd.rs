@@ -8,13 +8,29 @@ use crate::errno;
 use libc::{c_char, c_int, c_long, c_uint, c_ulong, c_void, mode_t, sigset_t, size_t};
 use netacc_core::api::{self, PASS};
 
-hook! {
-    /// `close(2)`.
-    fn close(fd: c_int) -> c_int => api::close(fd);
+/// `close` and its alias. What is closed is announced also where it is nobody's: a descriptor of
+/// the library's own may stand on that number while it is made.
+macro_rules! close {
+    ($($declaration:tt)*) => {
+        hook! {
+            $($declaration)*(fd: c_int) -> c_int |next| {
+                let answer = api::close(fd);
+                if answer == PASS {
+                    return numbered(|| next(fd));
+                }
+                errno::ret(answer) as c_int
+            }
+        }
+    };
 }
-hook! {
+
+close! {
+    /// `close(2)`.
+    fn close
+}
+close! {
     /// libc's older public name of `close`.
-    unchecked fn __close(fd: c_int) -> c_int => api::close(fd);
+    unchecked fn __close
 }
 hook! {
     /// `close_range(2)`.
