@@ -1,13 +1,14 @@
 //! The agents: who finds the other end of a connection, makes sure of it, and agrees with it on a
 //! path. Each path has one, which is registered once: `service` for shared memory, `remote` for
 //! RDMA, `utcp` for TCP in user space. The modules below them know no more of them than this page,
-//! and they speak to each other by it alone.
+//! and agents call each other only through it.
 //!
 //! Every function may be called by any thread of the application's, under no lock but those of a
-//! connection's ends, and does not wait for a peer. An agent leaves what it has agreed on as an
-//! [`Offer`](crate::socket::Offer), under the lock of the sending end, and only while
-//! [`Socket::path`] still names its path: a connection may have gone on to another one
-//! (`candidates::next_path`), and what is kept of it is dropped when it is next looked at.
+//! connection's ends, and does not wait for a peer, but for `finish` and `before_fork`. An agent
+//! leaves what it has agreed on as an [`Offer`](crate::socket::Offer), under the lock of the
+//! sending end, and only while [`Socket::path`] still names its path: a connection may have gone on
+//! to another one (`candidates::next_path`), and what is kept of it is dropped when it is next
+//! looked at.
 
 use crate::channel::{Channel, Side};
 use crate::path::PathId;

@@ -1,7 +1,7 @@
 //! poll and select with accelerated sockets among the descriptors.
 //!
-//! Both become one list of [`Want`]s. If none of them is an attached socket, the hook passes the
-//! call on untouched.
+//! Both become one list of [`Want`]s. If none of them is an attached socket or a candidate, the
+//! hook passes the call on untouched.
 //!
 //! All memory that a call takes is taken before it begins. Where there is none the sockets go back
 //! to the kernel, which needs none of ours.

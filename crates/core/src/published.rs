@@ -133,7 +133,8 @@ impl Published {
         (readable, !readable && (!fast || !followed))
     }
 
-    /// The receiver waits for the peer's answer to a pull-back: news that only the home is told of.
+    /// The receiver waits for the peer's answer to a pull-back: news that only its waiting places
+    /// are told of.
     pub(crate) fn is_frozen(&self) -> bool {
         self.ack.load(Relaxed) & FROZEN != 0
     }

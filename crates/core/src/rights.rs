@@ -7,8 +7,9 @@
 //! nothing of its parent's any more. Connections that it has go on, on TCP or as its own
 //! ([`crate::adoption`]).
 //!
-//! Known by the calls that change a user or its capabilities. A process that was not forked, or was
-//! forked by one without connections, has nothing to give up, and pays one load.
+//! Known by the calls that change a user or its capabilities, or confine the process (chroot,
+//! prctl, seccomp, unshare: `docs/design/memory.md`). A process that was not forked, or was forked
+//! by one without connections, has nothing to give up, and pays one load.
 //!
 //! The configuration is read before that, too: where the process goes it may not find the file, or
 //! not be allowed to read it, and a rule in it would be lost.

@@ -65,7 +65,7 @@ pub(crate) struct TxEnd {
     pub(crate) unsettled: bool,
     /// While bytes are sent again: what the carrier had taken before the send that is under way.
     pub(crate) resend_mark: Option<u64>,
-    /// While the library's own SO_LINGER stands on the carrier ([`crate::io`]'s `linger`).
+    /// While the library's own SO_LINGER stands on the carrier ([`crate::io`]'s `end_in_reset`).
     pub(crate) linger: Option<Linger>,
     /// While a probe is under way: the application's options ([`crate::io`]'s `probe`).
     pub(crate) probed: Option<[i32; 4]>,

@@ -124,7 +124,7 @@ pub struct RingWords {
     // Line 1: the consumer writes it at each read.
     /// Bytes consumed and given back since the ring began.
     pub head: AtomicU64,
-    /// The caller's, written by the consumer's side.
+    /// Not used; kept for the layout.
     pub consumer_user: [AtomicU64; 4],
     _line1: [AtomicU64; 3],
 

@@ -19,7 +19,7 @@ pub(super) fn evaluate_edge(item: &mut Item) -> u32 {
         return evaluate_plain(item);
     }
     let (before, seen) = (item.seen, Seen::by(item));
-    // Where the carrier is asked nothing is left of it: what that says is an edge.
+    // `evaluate` clears it where it asks the carrier: what that says always counts as an edge.
     item.seen = seen;
     let now = evaluate(item);
     let by_ring = item.seen.is_some();

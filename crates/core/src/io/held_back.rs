@@ -16,7 +16,7 @@ pub(super) fn waits_for_more(s: &Socket, flags: c_int) -> bool {
     flags & libc::MSG_MORE != 0 || s.has(flag::CORKED)
 }
 
-/// As `send::sent_fast`, but the peer is not told before more has come, or a time has passed.
+/// As `put::sent_fast`, but the peer is not told before more has come, or a time has passed.
 /// False: it is to be told now. (That is always so between hosts, where what this process has not
 /// handed to the device is lost with it, and without the thread that would tell in time.)
 #[cold]

@@ -85,8 +85,8 @@ pub(crate) fn settled(fd: c_int, asked: i16, said: i16) -> i16 {
     sys::poll_now(fd, asked)
 }
 
-/// What we have sent and the peer has not taken is in the ring, if it is gone: it has said nothing
-/// that its FIN could mean.
+/// Bytes of ours lie in the ring, and the peer has announced neither a shutdown nor its end: if it
+/// is gone, they are unread for good.
 ///
 /// The head is the peer's word, and may be anything: that costs its own connection. (It may be
 /// ahead of what is said here, for a moment.)

@@ -1,11 +1,12 @@
 //! A send finds no room in the ring.
 //!
-//! A call that may wait sleeps until there is (`sending.rs` `Next::Room`, `waits.rs` `block`); any
-//! other ends with EAGAIN, and readiness asks for news of room (`wait::send_room_or_ask`). The
-//! receiver sees the request when it has taken bytes (`take.rs` `received_fast`), and answers it
-//! (`ends.rs` `notify_space`). Over RDMA there is no request: the receiver sends its head
-//! (`Channel::consumed`), and whoever polls at the sender tells it (`queues.rs` `tell`). A small
-//! ring is left for a whole one.
+//! It has asked the receiver for room (`sending.rs` `next_on_ring`). A call that may wait polls,
+//! then sleeps until half of the ring is free (`Next::Room`, `waits.rs` `block`). Any other ends
+//! with EAGAIN, and readiness asks again (`wait::send_room_or_ask`). The receiver sees the request
+//! when it has taken bytes (`take.rs` `received_fast`), and answers it (`ends.rs` `notify_space`).
+//! Over RDMA there is no request: the receiver sends its head (`Channel::consumed`), and whoever
+//! polls at the sender tells it (`queues.rs` `tell`). A small ring, which only RDMA has, is left
+//! for a whole one.
 
 use super::ends::TxHeld;
 use crate::channel::Side;

@@ -1,4 +1,4 @@
-//! shutdown(2), and what the peer is told before a FIN.
+//! shutdown(2). (What the peer is told before a FIN: `say_end.rs`.)
 
 use super::ends::{NotHeld, hold_rx, hold_tx};
 use super::leave::to_kernel;

@@ -3,10 +3,10 @@
 //! A program whose waits were seen when a connection was promoted may wait by calls of its own
 //! later. It would sleep for good: its peer tells nobody but those whose waits are seen. So:
 //!
-//! * The *sender's* thread `netacc` looks, a second after a process has begun to send into rings
-//!   and every second while any of it is unread, whose head stands still, and has the peer's
-//!   library told (`Message::Unread`): after 1, 2, 4... seconds, 32 at last. Where all is read
-//!   nobody looks any more, so an idle process has nothing to do.
+//! * The *sender's* thread `netacc` looks for rings whose head stands still: a second after a
+//!   process has begun to send into rings, and every second while any of it is unread. It has the
+//!   peer's library told (`Message::Unread`): after 1, 2, 4... seconds, 32 at last. Where all is
+//!   read nobody looks any more, so an idle process has nothing to do.
 //! * The *receiver's* library then looks what its own threads do ([`Waiter`]). If one of them sits
 //!   in a call that waits for the connection, or receives from it, and that the library has not
 //!   made, and sits there still a moment later, with the same bytes unread, the connection goes

@@ -1,5 +1,5 @@
-//! Before exec: what the new program goes on with, and the way back for the rest, because it cannot
-//! read a ring.
+//! Before exec: what the new program goes on with, and the way back for the rest, because
+//! the new program cannot read a ring.
 
 use super::exit::{begin_to_leave_hosts, finish};
 use crate::adoption::exec::{Heir, hand_over};

@@ -68,7 +68,7 @@ pub(crate) fn before_daemon() {
 }
 
 /// The process ends without its exit handlers. What it has sent is in memory that it shares with a
-/// peer, and stays there; what a peer on another host does not have yet goes with this process.
+/// peer, and stays there; what a peer on another host does not have yet would be lost.
 pub(crate) fn before_end() {
     if process::started() && !process::in_vfork_child() {
         at_exit();

@@ -13,9 +13,10 @@ use crate::{
     wait,
 };
 
-/// A fork begins, in the thread that forks. Threads of the library's own stand still until it is
-/// done. The application's go on, and [`forget_what_was_not_counted`] undoes in the child what they
-/// do meanwhile.
+/// A fork begins, in the thread that forks. `netacc-rdma` stands still until it is done, and
+/// connections on utcp go back to the kernel first. The thread `netacc` goes on, and the child
+/// trusts none of its work. The application's threads go on, and [`forget_what_was_not_counted`]
+/// undoes in the child what they do meanwhile.
 pub(crate) fn fork_prepare() {
     process::before_fork();
     agent::each(|agent| agent.before_fork());

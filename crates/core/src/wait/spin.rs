@@ -6,8 +6,8 @@ use crate::{config, fd_words, numbers, process, signals, stats, sys};
 use core::sync::atomic::{AtomicU32, AtomicU64, Ordering::*};
 use netacc_control::stats::{ChannelState, Counter};
 
-/// Longest polling before a sleep, nanoseconds: about what a wake-up on another CPU costs, both
-/// ways.
+/// Longest polling before a sleep where nobody has said another time, nanoseconds: about what a
+/// wake-up on another CPU costs, both ways.
 const SPIN_MAX_NS: u32 = 60_000;
 /// What a thread that had given up polling tries again now and then.
 const SPIN_PROBE_NS: u32 = 8_000;
@@ -28,7 +28,7 @@ struct Luck {
     /// What the last polls ask for; [`UNTRIED`]: the longest allowed.
     budget_ns: AtomicU32,
     skipped: AtomicU32,
-    /// Polls that paid since strangers last had the CPU.
+    /// Polls that paid since the last long yield.
     won: AtomicU32,
     /// Polls that paid since one did not.
     streak: AtomicU32,

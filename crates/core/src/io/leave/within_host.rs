@@ -33,10 +33,11 @@ pub(in crate::io) struct LeaveCall {
     g: u16,
     pub(super) fd: c_int,
     leave: Leave,
-    /// Until when it waits for the peer, and for how long for what comes again.
+    /// Until when it waits for the peer.
     pub(super) until: u64,
     /// It is over then, whatever comes.
     ends: u64,
+    /// For how long it waits for what comes again.
     pub(super) coming_ns: u64,
     strict: bool,
     /// When it is looked again whether the peer's process is stopped.
@@ -48,7 +49,7 @@ pub(in crate::io) struct LeaveCall {
     heard: u32,
     /// It stays attached ([`super::pause`]).
     pub(super) pauses: bool,
-    /// Nobody may be reading what goes again.
+    /// The carrier's send buffer, grown for what goes again: nobody may be reading that.
     grown: Option<SendBuffer>,
 }
 
