@@ -7,8 +7,8 @@
 //!
 //! 1. Before the first byte went over RDMA the peer has set SO_LINGER to 0 (`io/promote.rs`,
 //!    `io/end_in_reset.rs`). So its kernel ends the carrier by a reset, not a FIN.
-//! 2. The queue pair is gone: its connections leave it (`pair_ends.rs` `lose_pair`, `leave_pair`
-//!    here).
+//! 2. The queue pair is gone: its connections leave it (`pair_ends.rs` `lose_pair`,
+//!    [`Remote::leave_pair`]).
 //! 3. The link ends without a word (`links.rs`). That alone says nothing of the peer, and the link
 //!    is taken up again if it can be (`broken_links.rs`, `break_link`).
 //! 4. Behind a link that is broken each carrier is looked at. Where it has ended, too, the peer is
