@@ -1,25 +1,25 @@
 //! Receiving on an attached connection.
 
 use super::buffers::{self, Buffers, MAX_RW_COUNT};
-use super::ends::{NotHeld, RxHeld, carrier_unread, copy_failed, hold_rx, load_announce, try_hold};
+use super::ends::{NotHeld, RxHeld, carrier_unread, copy_failed, hold_rx, load_announce};
 use super::followed;
 use super::leave::between_hosts::await_carrier;
 use super::leave::{leave_if_due, to_kernel};
 use super::receiving::Receiving;
 use super::reset::{is_broken, why_broken};
-use super::take::{get, received_fast, scatter};
+use super::take::{get, ready, received_fast, rx_for_ring, scatter};
 use super::waits::{Patience, never_waits};
 use super::{EAGAIN, EFAULT};
 use crate::channel::Side;
 use crate::outcome::{PASS, Ret};
-use crate::socket::{Named, RxEnd, Socket, State, flag};
+use crate::socket::{Named, Socket, State, flag};
 use crate::{sleep, sys};
 use core::ffi::c_int;
 use core::sync::atomic::Ordering::*;
 use libc::{iovec, msghdr};
 use netacc_control::stats::{Path, Reason};
-use netacc_proto::switchover::{Plan, RxState};
-use netacc_ring::{CopyError, PeerCorrupt};
+use netacc_proto::switchover::Plan;
+use netacc_ring::CopyError;
 
 /// [`recv_attached`] into one buffer.
 #[inline(always)]
@@ -83,34 +83,6 @@ pub(super) unsafe fn recv_attached(
         Ok(n) if received_fast(s, &mut held, n) => n as Ret,
         n => copy_failed(s, fd, n.err().unwrap_or(CopyError::PeerCorrupt)),
     }
-}
-
-/// The receiving half, which stands on the ring, for a receive that wants what is there. `None`:
-/// for [`recv_otherwise`].
-#[inline(always)]
-fn rx_for_ring(s: &'static Socket, g: u16, total: usize, flags: c_int) -> Option<RxHeld<'static>> {
-    if s.is_inherited() || flags & !(libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL) != 0 || total == 0 {
-        return None;
-    }
-    // (Where the sender has left it there is more to do when it is empty: `Receiving::run`.)
-    try_hold::<RxEnd>(s, g).filter(|held| held.end.switch.state() == RxState::Fast)
-}
-
-/// How many bytes of the ring the receive gets; 0: it needs a closer look.
-#[inline(always)]
-fn ready(held: &mut RxHeld<'_>, total: usize) -> Result<usize, PeerCorrupt> {
-    let Plan::Fast { limit } = held.end.switch.plan() else { return Ok(0) };
-    // A read that falls short says that nothing is left, and an edge for the rest may have been
-    // reported (epoll(7)).
-    let mut there = held.end.ring.available()?;
-    if there < total {
-        there = held.end.ring.refresh()?;
-        if there < total && held.is_left() {
-            // The rest is on the carrier.
-            return Ok(0);
-        }
-    }
-    Ok((limit.min(there as u64) as usize).min(total))
 }
 
 /// A receive that wants more than what the ring has, or other things, or that has to wait for

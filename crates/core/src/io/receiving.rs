@@ -1,6 +1,7 @@
 //! A receive that does not end at once: it looks, follows the sender to another path, or waits.
 
 use super::arm_receiver::settle_rx;
+use super::buffers::Buffers;
 use super::candidate::candidate;
 use super::end_in_reset::all_is_read;
 use super::ends::{NotHeld, RxHeld, carrier_unread, corrupt, hold_rx, load_announce};
@@ -8,7 +9,7 @@ use super::leave::pause::resume_if_on;
 use super::leave::{PULL_BACK_NS, leave_if_due};
 use super::receive_once::{Look, ask_carrier, kernel_recv, look_carrier, look_fast};
 use super::reset::{kept_error, peer_has_ended};
-use super::take::Target;
+use super::take::{Target, take_at_once};
 use super::under_way::UnderWay;
 use super::waits::{Patience, block, interrupted, never_waits};
 use super::{EAGAIN, ECONNRESET};
@@ -112,7 +113,11 @@ impl Receiving<'_> {
             let end = match next {
                 Next::Done(r) => Some(r),
                 Next::Again | Next::Anew => None,
-                Next::Wait { on_carrier } => self.wait(&mut now, &mut under_way, on_carrier),
+                Next::Wait { on_carrier } => {
+                    let end = self.wait(&mut now, &mut under_way, on_carrier);
+                    // SAFETY: the caller's buffers, nothing of which is filled.
+                    end.or_else(|| unsafe { self.take(&now) })
+                }
                 Next::PeekLater => self.peek_later(&mut now),
                 Next::Soon => {
                     sys::pause_ns(20_000);
@@ -276,6 +281,16 @@ impl Receiving<'_> {
         };
         now.done += r.max(0) as usize;
         Next::Done(0)
+    }
+
+    /// What has come is in the ring: the shortest way to it, which is a part of each round trip.
+    unsafe fn take(&self, now: &SoFar) -> Option<Ret> {
+        let &Receiving { s, g, fd, iov, total, flags } = self;
+        if now.done > 0 {
+            return None;
+        }
+        // SAFETY: the caller's promise.
+        unsafe { take_at_once(Named { s, g, fd }, Buffers { list: iov, total }, flags) }
     }
 
     /// `Some`: the call ends with that.

@@ -1,13 +1,16 @@
 //! Bytes come out of the ring, into the caller's buffers.
 
-use super::ends::RxHeld;
+use super::buffers::Buffers;
+use super::ends::{RxHeld, copy_failed, try_hold};
 use crate::lock::bump;
-use crate::socket::Socket;
+use crate::outcome::Ret;
+use crate::socket::{Named, RxEnd, Socket};
 use crate::user::LOWEST_ADDRESS;
 use core::ffi::c_int;
 use core::sync::atomic::Ordering::*;
 use libc::iovec;
-use netacc_ring::{Consumer, CopyError};
+use netacc_proto::switchover::{Plan, RxState};
+use netacc_ring::{Consumer, CopyError, PeerCorrupt};
 
 /// Takes `n` bytes, which are there, out of the ring.
 #[inline(always)]
@@ -126,4 +129,58 @@ pub(super) fn received_fast(s: &Socket, held: &mut RxHeld<'_>, n: usize) -> bool
         bump(&r.rx_messages, 1);
     }
     true
+}
+
+/// The receiving half, which stands on the ring, for a receive that wants what is there. `None`:
+/// it takes a closer look.
+#[inline(always)]
+pub(super) fn rx_for_ring(
+    s: &'static Socket,
+    g: u16,
+    total: usize,
+    flags: c_int,
+) -> Option<RxHeld<'static>> {
+    if s.is_inherited() || flags & !(libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL) != 0 || total == 0 {
+        return None;
+    }
+    // (Where the sender has left it there is more to do when it is empty: `receiving.rs`.)
+    try_hold::<RxEnd>(s, g).filter(|held| held.end.switch.state() == RxState::Fast)
+}
+
+/// How many bytes of the ring the receive gets; 0: it needs a closer look.
+#[inline(always)]
+pub(super) fn ready(held: &mut RxHeld<'_>, total: usize) -> Result<usize, PeerCorrupt> {
+    let Plan::Fast { limit } = held.end.switch.plan() else { return Ok(0) };
+    // A read that falls short says that nothing is left, and an edge for the rest may have been
+    // reported (epoll(7)).
+    let mut there = held.end.ring.available()?;
+    if there < total {
+        there = held.end.ring.refresh()?;
+        if there < total && held.is_left() {
+            // The rest is on the carrier.
+            return Ok(0);
+        }
+    }
+    Ok((limit.min(there as u64) as usize).min(total))
+}
+
+/// Takes what is there, where that is all there is to it; `None`: it takes a closer look. For a
+/// receive whose wait was for bytes in the ring, as most waits end.
+///
+/// # Safety
+/// The buffers are the caller's.
+#[inline(always)]
+pub(super) unsafe fn take_at_once(on: Named, buffers: Buffers<'_>, flags: c_int) -> Option<Ret> {
+    let Named { s, g, fd } = on;
+    let mut held = rx_for_ring(s, g, buffers.total, flags)?;
+    let n = match ready(&mut held, buffers.total) {
+        // SAFETY: the caller's buffers.
+        Ok(n) if n > 0 => unsafe { scatter(&mut held.end.ring, buffers.list, n) },
+        Ok(_) => return None,
+        Err(e) => Err(e.into()),
+    };
+    Some(match n {
+        Ok(n) if received_fast(s, &mut held, n) => n as Ret,
+        n => copy_failed(s, fd, n.err().unwrap_or(CopyError::PeerCorrupt)),
+    })
 }
