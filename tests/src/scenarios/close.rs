@@ -692,6 +692,13 @@ pub fn list() -> Vec<Scenario> {
         )
         .any_path(),
         pair(
+            "close/of-nothing",
+            "a thread closes the lowest number that is free, again and again, while connections to 16 processes become accelerated: each close is EBADF",
+            many::closes_nothing,
+            many::are_many,
+        )
+        .skip(&[("rdma", "within a host: what is made for a peer there is the same")]),
+        pair(
             "close/more-than-a-channel-holds",
             "more connections in turn than two processes can have at a time (4,096): the last is served as the first",
             |t| {

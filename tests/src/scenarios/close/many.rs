@@ -1,6 +1,10 @@
-//! Many connections in turn, and the numbers that they have.
+//! Many connections in turn, and the numbers that they have; and a number that nobody has.
 
 use super::*;
+use std::sync::atomic::AtomicBool;
+
+/// Processes, for each of which the library makes descriptors.
+const PROCESSES: usize = 16;
 
 /// So many of the connections in turn are accepted by a call that may block.
 const MAY_BLOCK: u32 = 100;
@@ -49,4 +53,61 @@ pub(super) fn connect(t: &Ctx) {
         numbers.push(fd);
     }
     t.log("other numbers", others(&numbers));
+}
+
+static ENOUGH: AtomicBool = AtomicBool::new(false);
+
+/// Until it is enough, or a close says something else than EBADF: what it says.
+fn close_again_and_again(fd: Fd) -> Option<sys::R> {
+    while !ENOUGH.load(Ordering::Relaxed) {
+        let said = sys::close(fd);
+        if said != Err(E(libc::EBADF)) {
+            return Some(said);
+        }
+    }
+    None
+}
+
+pub(super) fn closes_nothing(t: &Ctx) {
+    let listener = t.listener();
+    t.publish(listener);
+    let fds: Vec<Fd> = (0..PROCESSES).map(|_| sys::accept(listener).expect("accept")).collect();
+    // Nothing of the program's is made from here on.
+    let free = sys::dup(listener).expect("dup");
+    sys::close(free).expect("close");
+    let thread = std::thread::spawn(move || close_again_and_again(free));
+    for round in 0u64.. {
+        for (i, fd) in fds.iter().enumerate() {
+            let word = (round << 8 | i as u64).to_ne_bytes();
+            send_all(*fd, &word);
+            assert!(recv_exact(*fd, 8) == word, "connection {i}, round {round}");
+        }
+        let over = if t.waits_until_fast() { t.count_fast() == PROCESSES } else { round == 200 };
+        if over || thread.is_finished() {
+            break;
+        }
+    }
+    ENOUGH.store(true, Ordering::Relaxed);
+    t.log("another answer than EBADF", thread.join().expect("thread"));
+    t.log("the number is free", sys::dup(listener) == Ok(free));
+    for fd in &fds {
+        t.still_fast(*fd);
+    }
+    t.meet("end");
+}
+
+/// So many processes with a connection each, which send back what comes.
+pub(super) fn are_many(t: &Ctx) {
+    let addr = t.hear_addr();
+    let echo = |_: &Ctx| {
+        let fd = sys::socket(addr.family(), libc::SOCK_STREAM, 0).expect("socket");
+        sys::connect(fd, addr).expect("connect");
+        let mut word = [0; 8];
+        while let Ok(n @ 1..) = sys::recv(fd, &mut word, 0) {
+            send_all(fd, &word[..n]);
+        }
+        String::new()
+    };
+    let _children: Vec<_> = (0..PROCESSES).map(|_| t.child(echo)).collect();
+    t.meet("end");
 }
