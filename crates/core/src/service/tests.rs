@@ -22,6 +22,7 @@ use std::vec::Vec;
 mod agreed;
 mod hostile;
 mod links;
+mod numbers;
 mod processes;
 
 fn service() -> &'static Service {
