@@ -202,9 +202,12 @@ pub(crate) fn may_lock_all() -> bool {
 }
 
 #[cfg(test)]
-#[allow(clippy::unwrap_used, reason = "tests may fail loudly")]
+#[allow(clippy::unwrap_used, clippy::indexing_slicing, reason = "tests may fail loudly")]
 mod tests {
+    extern crate std;
     use super::*;
+    use crate::candidates::is_on_this_host;
+    use netacc_proto::rendezvous::Tuple;
 
     #[test]
     fn own_addresses_are_known_from_others_and_asked_for_once() {
@@ -222,6 +225,55 @@ mod tests {
         assert!(now == asked || now - asked > BELIEVED_NS, "asked again");
     }
 
+    /// Adds an address to the namespace's loopback interface, or takes it away.
+    fn change(fd: c_int, kind: u16, ip: IpAddr) {
+        let IpAddr::V4(ip) = ip else { return };
+        let octets = ip.octets();
+        // A struct ifaddrmsg of that interface, and IFA_LOCAL.
+        let mut body = [2, 32, 0, 0, 1, 0, 0, 0, 8, 0, 2, 0, 0, 0, 0, 0];
+        body[12..].copy_from_slice(&octets);
+        // (Where it is done there is no answer.)
+        let flags = libc::NLM_F_REQUEST | libc::NLM_F_CREATE;
+        let _ = netlink::talk(fd, kind, flags, &body, |_, _| Some(()));
+    }
+
+    #[test]
+    fn a_peer_at_an_address_that_there_is_no_room_for_counts_as_another_host() {
+        /// (docs/manual/limits.md)
+        const KNOWN: usize = 1024;
+        const MORE: usize = 40;
+        crate::testing::init();
+        let is_so = crate::testing::in_child(|| {
+            // SAFETY: unshare(2), in a process of one thread.
+            let own = |flags| unsafe { libc::unshare(flags) } == 0;
+            if !own(libc::CLONE_NEWNET) && !own(libc::CLONE_NEWUSER | libc::CLONE_NEWNET) {
+                // Not everywhere may a test have a namespace.
+                return true;
+            }
+            let ask = libc::SOCK_RAW | libc::SOCK_CLOEXEC;
+            let fd = sys::socket(libc::AF_NETLINK, ask, libc::NETLINK_ROUTE) as c_int;
+            let at = |n: usize| IpAddr::from([10, 9, (n / 250) as u8, (n % 250) as u8 + 1]);
+            let near = || {
+                let here = core::net::SocketAddr::new(IpAddr::from([192, 0, 2, 1]), 1);
+                let to = |n| Tuple::new(here, core::net::SocketAddr::new(at(n), 1)).unwrap();
+                crate::testing::pass_ns(BELIEVED_NS + 1);
+                (0..KNOWN + MORE).filter(|n| is_on_this_host(&to(*n))).count()
+            };
+            (0..KNOWN).for_each(|n| change(fd, libc::RTM_NEWADDR, at(n)));
+            let full = near();
+            (KNOWN..KNOWN + MORE).for_each(|n| change(fd, libc::RTM_NEWADDR, at(n)));
+            let over = near();
+            // Those that were beyond it come to be known when there is room.
+            (0..MORE + 1).for_each(|n| change(fd, libc::RTM_DELADDR, at(n)));
+            let last = (full, over, near(), has_address(at(KNOWN + MORE - 1)));
+            if last != (KNOWN, KNOWN, KNOWN - 1, true) {
+                std::eprintln!("{last:?}");
+            }
+            last == (KNOWN, KNOWN, KNOWN - 1, true)
+        });
+        assert!(is_so);
+    }
+
     #[test]
     fn what_is_no_answer_is_none() {
         assert_eq!(address_of(&[]), None);
@@ -233,7 +285,6 @@ mod tests {
 
     #[test]
     fn a_stopped_process_is_known_from_one_that_runs() {
-        extern crate std;
         let mut child = std::process::Command::new("/bin/sleep").arg("100").spawn().unwrap();
         // SAFETY: a child of ours.
         let signal = |n| unsafe { libc::kill(child.id() as c_int, n) };
