@@ -179,3 +179,111 @@ pub(super) fn post(e: &Epoll, s: &Socket, channel: &Channel) {
         set_notify(s, channel, at, e.place.load(Relaxed));
     }
 }
+
+#[cfg(test)]
+#[allow(
+    clippy::unwrap_used,
+    clippy::panic,
+    clippy::indexing_slicing,
+    reason = "tests may fail loudly"
+)]
+mod tests {
+    extern crate std;
+    use super::*;
+    use crate::fd_table::{self, Entry};
+    use crate::path::tests::{A, C, End, close_both, new_channel, promoted_within_the_host, talk};
+    use crate::socket::State;
+    use crate::{api, sleep, sys};
+    use core::ffi::c_int;
+    use std::time::{Duration, Instant};
+
+    /// Peers whose connections one set has (docs/manual/limits.md, *Numbers*).
+    const PEERS: usize = 64;
+
+    fn put_into(set: c_int, end: &End) {
+        let mut event = libc::epoll_event { events: libc::EPOLLIN as u32, u64: end.fd as u64 };
+        // SAFETY: a live event.
+        unsafe {
+            if api::epoll_ctl(set, libc::EPOLL_CTL_ADD, end.fd, &mut event) == api::PASS {
+                assert!(sys::epoll_ctl(set, libc::EPOLL_CTL_ADD, end.fd, &mut event) >= 0);
+            }
+        }
+    }
+
+    /// Whether the set reports it now.
+    fn tells_of(set: c_int, end: &End) -> bool {
+        let mut events = [libc::epoll_event { events: 0, u64: 0 }; 4];
+        let (at, most, none) = (events.as_mut_ptr(), events.len() as c_int, core::ptr::null());
+        let mut counted = api::Counted::default();
+        // SAFETY: live events.
+        let n = unsafe {
+            match api::epoll_wait(set, at, most, 0, none, &mut counted) {
+                api::PASS => {
+                    let n = sleep::epoll_wait(set, at, most, 0, core::ptr::null()) as c_int;
+                    counted.came_out(n);
+                    if n > 0 { api::on_epoll_wait(set, at, n, most) } else { n }
+                }
+                n => n as c_int,
+            }
+        };
+        events[..n.max(0) as usize].iter().any(|e| e.u64 == end.fd as u64)
+    }
+
+    /// What the peer sends is reported, and comes.
+    fn is_reported(set: c_int, ends: &mut [End; 2]) {
+        talk(ends, 5000);
+        ends[C].send(C, 100);
+        let began = Instant::now();
+        while !tells_of(set, &ends[A]) {
+            assert!(began.elapsed() < Duration::from_secs(20), "it is not reported");
+        }
+        ends[A].receive_all(A, 100);
+    }
+
+    fn is_fast(end: &End) -> bool {
+        let told = &end.socket.published;
+        end.socket.is(State::Attached) && told.sends_fast() && told.receives_fast()
+    }
+
+    #[test]
+    fn who_is_one_peer_too_many_for_a_set_is_on_tcp_until_one_has_gone() {
+        crate::testing::init();
+        let set = crate::numbers::make(|| sys::epoll_create1(libc::EPOLL_CLOEXEC));
+        api::on_epoll_create(set);
+        let Entry::Epoll(known) = fd_table::get(set) else { std::panic!("not known") };
+        let e = super::super::at(known);
+        // All but one are peers without a connection that says anything.
+        let peers: Vec<&'static Channel> = (1..PEERS).map(|_| new_channel(A)).collect();
+        let joins = |peer| activate(e, &mut e.inner.lock(), peer).is_ok();
+        assert!(peers.iter().all(|peer| joins(*peer)));
+        let mut last = promoted_within_the_host();
+        put_into(set, &last[A]);
+        is_reported(set, &mut last);
+        assert!(is_fast(&last[A]), "there is room for {PEERS}");
+        // The peer of that one goes, and somebody else is here first.
+        let ours = last[A].socket.channel().unwrap();
+        close_both(last);
+        e.inner.lock().channels.retain(|c| !core::ptr::eq(*c, ours));
+        let other = new_channel(A);
+        assert!(joins(other) && !joins(new_channel(A)));
+        let mut more = promoted_within_the_host();
+        put_into(set, &more[A]);
+        is_reported(set, &mut more);
+        let record = more[A].socket.record().unwrap();
+        assert_eq!(record.reason.load(Relaxed), Reason::SeveralEpollSets as u32);
+        assert!(more[A].socket.is(State::Plain));
+        is_reported(set, &mut more);
+        close_both(more);
+        // There is room again.
+        other.dead.store(1, SeqCst);
+        crate::wait::channel_died(other);
+        let mut next = promoted_within_the_host();
+        put_into(set, &next[A]);
+        is_reported(set, &mut next);
+        assert!(is_fast(&next[A]));
+        close_both(next);
+        if api::close(set) == api::PASS {
+            let _ = sys::close(set);
+        }
+    }
+}

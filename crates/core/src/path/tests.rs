@@ -24,7 +24,7 @@ use crate::socket::{NONE, Socket, State, flag, offered};
 use crate::{api, fd_table, io, sys, testing};
 use core::ffi::c_int;
 use core::sync::atomic::AtomicU32;
-pub(crate) use mirror::{AGENT, Engine, before_sleep, poll};
+pub(crate) use mirror::{AGENT, Engine, before_sleep, new_channel, poll};
 use mirror::{Answer, serve};
 use std::net::{TcpListener, TcpStream};
 use std::os::fd::IntoRawFd;

@@ -70,14 +70,14 @@ impl Engine {
 /// The channel of a side.
 fn channel(side: usize) -> &'static Channel {
     static CHANNELS: OnceLock<[&'static Channel; 2]> = OnceLock::new();
-    CHANNELS.get_or_init(|| {
-        [A, C].map(|side| {
-            let mem = sys::map_own(size_of::<ChannelMem>()).cast();
-            // SAFETY: mapped just now, and never taken away.
-            unsafe { Channel::make(mem, side, Far::Loop(&ENGINES[side])).unwrap().as_ref() }
-                .unwrap()
-        })
-    })[side]
+    CHANNELS.get_or_init(|| [A, C].map(new_channel))[side]
+}
+
+/// A channel of that side, without a connection.
+pub(crate) fn new_channel(side: usize) -> &'static Channel {
+    let mem = sys::map_own(size_of::<ChannelMem>()).cast();
+    // SAFETY: mapped just now, and never taken away.
+    unsafe { Channel::make(mem, side, Far::Loop(&ENGINES[side])).unwrap().as_ref() }.unwrap()
 }
 
 /// Application threads look for news, perhaps with an end held: what comes is brought over, and
