@@ -3,9 +3,11 @@
 cfg_app.py server PORT
 cfg_app.py client PORT: `open N` makes N connections and uses them until they can be accelerated;
 `use` sends on all and compares what comes back; `fork` goes on in a child, too, which makes a
-connection of its own; `end`. Each is answered by a line.
+connection of its own; `fast-open` makes a connection with its first bytes; `pass` makes one and
+passes it to the last child; `end`. Each is answered by a line.
 """
 import os
+import select
 import selectors
 import socket
 import sys
@@ -16,16 +18,16 @@ ROUNDS = 40
 
 def serve(port):
     listener = socket.create_server(("127.0.0.1", port), backlog=128)
-    select = selectors.DefaultSelector()
-    select.register(listener, selectors.EVENT_READ)
+    events = selectors.DefaultSelector()
+    events.register(listener, selectors.EVENT_READ)
     while True:
-        for key, _ in select.select():
+        for key, _ in events.select():
             if key.fileobj is listener:
-                select.register(listener.accept()[0], selectors.EVENT_READ)
+                events.register(listener.accept()[0], selectors.EVENT_READ)
             elif data := key.fileobj.recv(65536):
                 key.fileobj.sendall(data)
             else:
-                select.unregister(key.fileobj)
+                events.unregister(key.fileobj)
                 key.fileobj.close()
 
 
@@ -51,6 +53,30 @@ def opened(port):
     return connection
 
 
+def fast_opened(port):
+    connection = socket.socket()
+    connection.sendto(b"first", socket.MSG_FASTOPEN, ("127.0.0.1", port))
+    if connection.recv(5, socket.MSG_WAITALL) != b"first":
+        sys.exit("other bytes have come back")
+    return connection
+
+
+def in_a_child(port):
+    """A child that uses a connection of its own, and what it is passed, all the time: its process
+    id, and where it is passed connections."""
+    near, far = socket.socketpair()
+    if os.fork() == 0:
+        connections = [opened(port)]
+        far.send(b"%d" % os.getpid())
+        while True:
+            if select.select([far], [], [], 0.02)[0]:
+                connections += [socket.socket(fileno=fd) for fd in socket.recv_fds(far, 1, 1)[1]]
+                far.send(b"has it")
+            for connection in connections:
+                use(connection, 1)
+    return near.recv(100).decode(), near
+
+
 def client(port):
     connections = []
     print(os.getpid(), flush=True)
@@ -62,15 +88,15 @@ def client(port):
                 for connection in connections:
                     use(connection, ROUNDS)
             case ["fork"]:
-                said, says = os.pipe()
-                if os.fork() == 0:
-                    own = opened(port)
-                    os.write(says, b"%d" % os.getpid())
-                    while True:
-                        use(own, 1)
-                        time.sleep(0.02)
-                print(os.read(said, 100).decode(), flush=True)
+                child, to_child = in_a_child(port)
+                print(child, flush=True)
                 continue
+            case ["fast-open"]:
+                connections.append(fast_opened(port))
+            case ["pass"]:
+                with socket.create_connection(("127.0.0.1", port)) as connection:
+                    socket.send_fds(to_child, [b"."], [connection.fileno()])
+                to_child.recv(100)
             case ["end"]:
                 return
         print("done", flush=True)

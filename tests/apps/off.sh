@@ -59,6 +59,26 @@ if wait_for 20 test_is 0 on_path shm "$PID"; then ok both-ways; else fail both-w
 "${CFG[@]}" set NACC_ENABLE_RDMA_DEFAULT 1 -p "$SERVER" >/dev/null
 if wait_for 20 used_until_on 6; then ok peer-on-again; else fail peer-on-again "$("$SS" -s sock "$PID")"; fi
 
+# What begins in some ways while it is off stays on TCP when it is on again: opened with its first
+# bytes, or passed. A child that is forked meanwhile stays off altogether.
+CHILD=$(tell fork); PIDS+=("$CHILD")
+if wait_for 20 test_is 1 on_path shm "$CHILD"; then ok child; else fail child "$("$SS" -s sock "$CHILD")"; fi
+"${CFG[@]}" set NACC_ENABLE_RDMA_DEFAULT 0 -p "$PID,$CHILD" >/dev/null
+same fast-open done "$(tell fast-open)"
+same pass done "$(tell pass)"
+if wait_for 20 test_is 2 because "$CHILD"; then ok passed; else fail passed "$("$SS" -s sock "$CHILD")"; fi
+OFF=$(tell fork); PIDS+=("$OFF")
+"${CFG[@]}" set NACC_ENABLE_RDMA_DEFAULT 1 -p "$PID,$CHILD" >/dev/null
+if wait_for 20 used_until_on 6; then ok on-behind-these; else fail on-behind-these "$("$SS" -s sock "$PID")"; fi
+if wait_for 20 test_is 1 on_path shm "$CHILD"; then ok child-is-again; else fail child-is-again "$("$SS" -s sock "$CHILD")"; fi
+for _ in 1 2 3 4 5; do tell use >/dev/null; sleep 0.1; done
+same fast-open-stays '6 1' "$(on_path shm "$PID") $(because "$PID")"
+same passed-stays '1 1' "$(on_path shm "$CHILD") $(because "$CHILD")"
+out=$("${CFG[@]}" set NACC_ENABLE_RDMA_DEFAULT 1 -p "$OFF" 2>&1)
+if grep -qF 'takes no requests' <<<"$out"; then ok forked-while-off; else fail forked-while-off "$out"; fi
+same forked-stays-off '0 1' "$(on_path shm "$OFF") $(because "$OFF")"
+kill "$CHILD" "$OFF"
+
 # Many connections to a peer that is stopped do not keep the others (50 ms for each is 20 s).
 PORT=$(free_port)
 become_accel python3 "$APP" server "$PORT" 2>"$TMP/stopped.err" &
