@@ -697,7 +697,8 @@ pub fn list() -> Vec<Scenario> {
             many::closes_nothing,
             many::are_many,
         )
-        .skip(&[("rdma", "within a host: what is made for a peer there is the same")]),
+        .skip(&[("rdma", "within a host: what is made for a peer there is the same")])
+        .any_path(),
         pair(
             "close/more-than-a-channel-holds",
             "more connections in turn than two processes can have at a time (4,096): the last is served as the first",
