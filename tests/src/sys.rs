@@ -379,6 +379,11 @@ pub fn close(fd: Fd) -> R {
     call!(libc::close(fd))
 }
 
+/// The same by libc's `syscall`.
+pub fn raw_close(fd: Fd) -> R {
+    call!(libc::syscall(libc::SYS_close, fd))
+}
+
 pub fn dup(fd: Fd) -> Result<Fd, E> {
     fd_of(call!(libc::dup(fd)))
 }

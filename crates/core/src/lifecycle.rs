@@ -7,8 +7,8 @@ use crate::path::PathId;
 use crate::socket::{State, harmless};
 use crate::wait::looks;
 use crate::{
-    adoption, agent, config, epoll, fast_connect, io, io_uring, numbers, process, remote, service,
-    sets, signals, socket, sys, trace, unconnected, utcp,
+    adoption, agent, config, epoll, fast_connect, fd_words, io, io_uring, numbers, process, remote,
+    service, sets, signals, socket, sys, trace, unconnected, utcp,
 };
 use core::ffi::c_int;
 use core::sync::atomic::Ordering::{Relaxed, SeqCst};
@@ -55,6 +55,20 @@ pub(crate) fn close(fd: c_int) -> Ret {
     looks::before_close(fd, fd);
     let raw = fd_table::raw(fd);
     if raw == 0 { PASS } else { signals::held(|| close_ours(fd, raw)) }
+}
+
+/// `close` by `syscall()`. (A number that was nobody's may be the library's by now.)
+pub(crate) fn close_by_syscall(fd: c_int) -> Ret {
+    match close(fd) {
+        PASS => numbered(|| if is_own(fd) { -(libc::EBADF as Ret) } else { sys::close(fd) }),
+        r => r,
+    }
+}
+
+/// Whether one of the library's own descriptors stands there.
+#[inline]
+pub(crate) fn is_own(fd: c_int) -> bool {
+    fd_table::raw(fd) == fd_words::INTERNAL
 }
 
 #[cold]
@@ -410,5 +424,60 @@ pub(crate) fn fcntl(fd: c_int, cmd: c_int, arg: usize) -> Ret {
             PASS
         }
         _ => PASS,
+    }
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used, clippy::panic, reason = "tests may fail loudly")]
+mod tests {
+    extern crate std;
+    use super::*;
+    use core::sync::atomic::AtomicU32;
+    use std::sync::mpsc;
+
+    /// A close that waits for the library this long goes on.
+    const IN_TIME_NS: u64 = 8_000_000;
+
+    /// Whether the thread sleeps in the kernel.
+    fn sleeps(tid: u32) -> bool {
+        let stat = std::fs::read_to_string(std::format!("/proc/self/task/{tid}/stat")).unwrap();
+        stat.rsplit(") ").next().is_some_and(|rest| rest.starts_with('S'))
+    }
+
+    #[test]
+    fn a_close_that_has_waited_for_the_library_leaves_it_what_it_has_made() {
+        for _ in 0..200 {
+            let (say, hear) = mpsc::channel();
+            let closes = std::sync::Arc::new(AtomicU32::new(0));
+            let closing = closes.clone();
+            let closer = std::thread::spawn(move || {
+                let fd = hear.recv().unwrap();
+                closing.store(process::tid(), SeqCst);
+                close_by_syscall(fd)
+            });
+            let (fd, is_ours) = numbers::exclusively(|| {
+                let began = sys::now_ns();
+                let fd = sys::eventfd(0, libc::EFD_CLOEXEC) as c_int;
+                assert!(fd >= 0);
+                say.send(fd).unwrap();
+                while closes.load(SeqCst) == 0 || !sleeps(closes.load(SeqCst)) {
+                    std::thread::yield_now();
+                }
+                // (On a busy machine the close may have gone on without it.)
+                let in_time = sys::now_ns() - began < IN_TIME_NS;
+                if in_time {
+                    fd_words::set(fd, fd_words::INTERNAL);
+                }
+                (fd, in_time)
+            });
+            let said = closer.join().unwrap();
+            if is_ours {
+                assert_eq!(said, -(libc::EBADF as Ret));
+                assert!(sys::fcntl(fd, libc::F_GETFD, 0) >= 0, "it is there still");
+                return fd_words::close_internal(fd);
+            }
+            assert_eq!(said, 0);
+        }
+        std::panic!("this machine is too slow");
     }
 }

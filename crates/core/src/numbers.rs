@@ -6,11 +6,11 @@
 //! number, nor reach it in a loop over its descriptors, nor miss it when it counts them.
 //!
 //! For the few microseconds before that a new one stands on a number that is the application's. Its
-//! calls that take numbers therefore announce themselves ([`enter`], [`leave`]), and the library
-//! makes a descriptor ([`make`]) while none of them is under way, and they wait meanwhile. Both
-//! sides wait for a bounded time only: a call may block in the kernel for long (a FIFO, a dead NFS
-//! server), and a thread may be cancelled or leave by `longjmp` in the middle of one. Then a number
-//! may be seen to be taken for some microseconds, which is all that can go wrong.
+//! calls that take or free numbers therefore announce themselves ([`enter`], [`leave`]), and the
+//! library makes a descriptor ([`make`]) while none of them is under way, and they wait meanwhile.
+//! Both sides wait for a bounded time only: a call may block in the kernel for long (a FIFO, a dead
+//! NFS server), and a thread may be cancelled or leave by `longjmp` in the middle of one. Then a
+//! number may be seen to be taken for some microseconds, which is all that can go wrong.
 //!
 //! The first number that high is beyond the kernel's table of the process. In a process with
 //! several threads the kernel waits for every CPU before it has a larger one. So whoever listens

@@ -700,6 +700,14 @@ pub fn list() -> Vec<Scenario> {
         .skip(&[("rdma", "within a host: what is made for a peer there is the same")])
         .any_path(),
         pair(
+            "close/of-nothing-by-syscall",
+            "the same by libc's syscall()",
+            many::closes_nothing_by_syscall,
+            many::are_many,
+        )
+        .skip(&[("rdma", "within a host: what is made for a peer there is the same")])
+        .any_path(),
+        pair(
             "close/more-than-a-channel-holds",
             "more connections in turn than two processes can have at a time (4,096): the last is served as the first",
             |t| {

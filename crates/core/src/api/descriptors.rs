@@ -131,6 +131,17 @@ pub unsafe fn on_connect(fd: c_int, addr: *const sockaddr, len: socklen_t, resul
 pub fn close(fd: c_int) -> Ret {
     crate::lifecycle::close(fd)
 }
+/// `close`, where no next symbol is asked. Never passes.
+#[inline]
+pub fn close_by_syscall(fd: c_int) -> Ret {
+    crate::lifecycle::close_by_syscall(fd)
+}
+/// Whether one of the library's own descriptors stands on that number. Behind [`before_number`] it
+/// stays so: who waited there may have been answered before it was made.
+#[inline]
+pub fn is_own(fd: c_int) -> bool {
+    crate::lifecycle::is_own(fd)
+}
 /// `close_range` (all flags). Never passes: our own descriptors are left out by splitting the
 /// range.
 pub fn close_range(first: u32, last: u32, flags: u32) -> Ret {

@@ -16,7 +16,7 @@ macro_rules! close {
             $($declaration)*(fd: c_int) -> c_int |next| {
                 let answer = api::close(fd);
                 if answer == PASS {
-                    return numbered(|| next(fd));
+                    return freed(fd, libc::EBADF, || next(fd));
                 }
                 errno::ret(answer) as c_int
             }
@@ -63,7 +63,7 @@ macro_rules! dup2 {
                 onto_stdio(old, new);
                 let answer = api::dup3(old, new, -1);
                 if answer == PASS {
-                    return numbered(|| next(old, new));
+                    return freed(new, libc::EBUSY, || next(old, new));
                 }
                 errno::ret(answer) as c_int
             }
@@ -85,7 +85,7 @@ hook! {
         onto_stdio(old, new);
         let answer = api::dup3(old, new, flags);
         if answer == PASS {
-            return numbered(|| next(old, new, flags));
+            return freed(new, libc::EBUSY, || next(old, new, flags));
         }
         errno::ret(answer) as c_int
     }
@@ -292,6 +292,15 @@ pub(super) fn numbered<R>(call: impl FnOnce() -> R) -> R {
     let result = call();
     api::after_number(ticket);
     result
+}
+
+/// Runs a call that closes what stands on `fd`, where that was nothing of the library's. By now it
+/// may be: `error` then.
+#[inline(always)]
+fn freed(fd: c_int, error: c_int, call: impl FnOnce() -> c_int) -> c_int {
+    numbered(|| {
+        if api::is_own(fd) { errno::ret((error as isize).wrapping_neg()) as c_int } else { call() }
+    })
 }
 
 /// Passes a new descriptor, or -1, on.

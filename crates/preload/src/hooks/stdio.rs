@@ -37,7 +37,7 @@ macro_rules! fclose {
         hook! {
             $($declaration)*(stream: *mut FILE) -> c_int |next| {
                 forget(stream);
-                next(stream)
+                numbered(|| next(stream))
             }
         }
     };

@@ -376,7 +376,7 @@ unsafe fn ask(number: c_long, [a, b, c, d, e, f]: [usize; 6]) -> Ret {
                 f as *const *const sigset_t,
             ),
             SYS_epoll_ctl => api::epoll_ctl(fd, b as c_int, c as c_int, d as *mut epoll_event),
-            SYS_close => api::close(fd),
+            SYS_close => api::close_by_syscall(fd),
             SYS_close_range => api::close_range(a as u32, b as u32, c as u32),
             SYS_dup => api::dup(fd),
             #[cfg(target_arch = "x86_64")]

@@ -58,9 +58,9 @@ pub(super) fn connect(t: &Ctx) {
 static ENOUGH: AtomicBool = AtomicBool::new(false);
 
 /// Until it is enough, or a close says something else than EBADF: what it says.
-fn close_again_and_again(fd: Fd) -> Option<sys::R> {
+fn close_again_and_again(fd: Fd, close: fn(Fd) -> sys::R) -> Option<sys::R> {
     while !ENOUGH.load(Ordering::Relaxed) {
-        let said = sys::close(fd);
+        let said = close(fd);
         if said != Err(E(libc::EBADF)) {
             return Some(said);
         }
@@ -69,13 +69,21 @@ fn close_again_and_again(fd: Fd) -> Option<sys::R> {
 }
 
 pub(super) fn closes_nothing(t: &Ctx) {
+    closes_nothing_by(t, sys::close);
+}
+
+pub(super) fn closes_nothing_by_syscall(t: &Ctx) {
+    closes_nothing_by(t, sys::raw_close);
+}
+
+fn closes_nothing_by(t: &Ctx, close: fn(Fd) -> sys::R) {
     let listener = t.listener();
     t.publish(listener);
     let fds: Vec<Fd> = (0..PROCESSES).map(|_| sys::accept(listener).expect("accept")).collect();
     // Nothing of the program's is made from here on.
     let free = sys::dup(listener).expect("dup");
     sys::close(free).expect("close");
-    let thread = std::thread::spawn(move || close_again_and_again(free));
+    let thread = std::thread::spawn(move || close_again_and_again(free, close));
     for round in 0u64.. {
         for (i, fd) in fds.iter().enumerate() {
             let word = (round << 8 | i as u64).to_ne_bytes();
