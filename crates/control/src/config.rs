@@ -76,8 +76,8 @@ pub struct Config {
     pub tcp_first: bool,
     /// `NACC_FAST_CONNECT`.
     pub fast_connect: bool,
-    /// `NACC_POLL_MS`: `None` at most 60 µs, `Some(0)` never, `Some(n)` at most n ms, 10 at last;
-    /// in each case only while it pays.
+    /// `NACC_POLL_MS`: `None` at most 60 µs, `Some(0)` never, `Some(n)` at most n ms (and no more
+    /// than 10); in each case only while it pays.
     pub poll_ms: Option<u32>,
     /// `NACC_POLL_TCP_US`: `None` adaptive, `Some(0)` never, `Some(n)` at most n microseconds.
     pub poll_tcp_us: Option<u32>,

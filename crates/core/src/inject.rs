@@ -19,8 +19,8 @@
 //! and its first calls wait for it, N ms at most each: for programs whose connections are over
 //! after few calls.
 //!
-//! `NETACC_TEST_COUNTS` is a file to which a process that ends appends how many
-//! allocations and system calls there were.
+//! `NETACC_TEST_COUNTS` is a file to which a process that ends appends how many allocations and
+//! system calls there were.
 
 /// What is ordered for an allocation.
 #[cfg_attr(not(feature = "inject"), allow(dead_code, reason = "nothing is ordered"))]

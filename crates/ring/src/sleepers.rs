@@ -6,9 +6,8 @@
 //! A *place* is where one epoll set or one thread is woken: a [`ReadySet`] in memory that is shared
 //! with the peer, and a doorbell. A connection's *NOTIFY* word says in which places somebody waits
 //! for a direction's news: bits 0 to 15 a set's place + 1, bits 16 to 31 a thread's, bit 32 that
-//! the end is over. A connection
-//! may be in some sets more ([`SETS`]): bits 40 to 63 are a byte for each of these, which counts
-//! the places of sets from 1.
+//! the end is over ([`ENDS`]). A connection may be in some sets more ([`SETS`]): bits 40 to 63 are
+//! a byte for each of these, which counts the places of sets from 1.
 //!
 //! # Why nobody sleeps through what was said
 //!

@@ -5,8 +5,9 @@
 //! close ── other names are left: renamed, or only closed (a child's names are its maker's)
 //!   ├─ fast connect keeps the carrier (`park.rs` `parks`): only this number is closed
 //!   └─ let_go ── no ring: finish
-//!        └─ last_name ── calls are under way, or (between hosts) bytes: Outlived, an orphan goes on (`outlive.rs`);
-//!             │          when that has ended: bury_orphan, which comes by let_go again
+//!        └─ last_name ── calls are under way, or (between hosts) bytes: Outlived, an orphan goes on
+//!             │          (`outlive.rs`); when that has ended: bury_orphan, which comes by let_go
+//!             │          again
 //!             ├─ a forked child may want the ring: LeftToChild
 //!             └─ Gone: finish ── before_close (FIN or reset, said in the ring), the kernel's close,
 //!                                after_close (the slot is given back)

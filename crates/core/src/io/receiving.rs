@@ -115,8 +115,8 @@ impl Receiving<'_> {
                 Next::Again | Next::Anew => None,
                 Next::Wait { on_carrier } => {
                     let end = self.wait(&mut now, &mut under_way, on_carrier);
-                    // SAFETY: the caller's buffers, nothing of which is filled.
-                    end.or_else(|| unsafe { self.take(&now) })
+                    // SAFETY: the caller's buffers.
+                    end.or_else(|| unsafe { self.begin_anew(&now) })
                 }
                 Next::PeekLater => self.peek_later(&mut now),
                 Next::Soon => {
@@ -283,8 +283,12 @@ impl Receiving<'_> {
         Next::Done(0)
     }
 
-    /// What has come is in the ring: the shortest way to it, which is a part of each round trip.
-    unsafe fn take(&self, now: &SoFar) -> Option<Ret> {
+    /// Behind a wait, as a new call begins: mostly all that was waited for is in the ring, and the
+    /// way to it is a part of each round trip. `None`: the call goes on.
+    ///
+    /// # Safety
+    /// The buffers are the caller's.
+    unsafe fn begin_anew(&self, now: &SoFar) -> Option<Ret> {
         let &Receiving { s, g, fd, iov, total, flags } = self;
         if now.done > 0 {
             return None;

@@ -132,7 +132,7 @@ pub(super) fn received_fast(s: &Socket, held: &mut RxHeld<'_>, n: usize) -> bool
 }
 
 /// The receiving half, which stands on the ring, for a receive that wants what is there. `None`:
-/// it takes a closer look.
+/// it needs a closer look.
 #[inline(always)]
 pub(super) fn rx_for_ring(
     s: &'static Socket,
@@ -164,8 +164,9 @@ pub(super) fn ready(held: &mut RxHeld<'_>, total: usize) -> Result<usize, PeerCo
     Ok((limit.min(there as u64) as usize).min(total))
 }
 
-/// Takes what is there, where that is all there is to it; `None`: it takes a closer look. For a
-/// receive whose wait was for bytes in the ring, as most waits end.
+/// Takes what is there, where that is all there is to it; `None`: it needs a closer look. For who
+/// comes back from a wait. (A call that begins has the same lines in itself: as one function for
+/// both they cost `recvmsg` and `readv` 21 instructions more.)
 ///
 /// # Safety
 /// The buffers are the caller's.
