@@ -119,6 +119,8 @@ pub(crate) use reset::{
 };
 use send::{send_attached, send_one};
 pub(crate) use shutdown::shutdown;
+#[cfg(test)]
+pub(crate) use shutdown::shutdown_of_parents;
 pub(crate) use waits::{carrier_is_due, carrier_was_asked, interrupted};
 pub(crate) use waits_seen::{CLOCK_CALLS, on_waited_for};
 pub(crate) use watch::{

@@ -39,7 +39,7 @@ pub(crate) unsafe fn syscall(
     f: usize,
 ) -> isize {
     #[cfg(test)]
-    crate::testing::count_call();
+    crate::testing::count_call(n);
     let ret: isize;
     // SAFETY: the x86-64 Linux system call convention: rcx and r11 are clobbered, memory may be
     // written.
@@ -66,7 +66,7 @@ pub(crate) unsafe fn syscall(
     f: usize,
 ) -> isize {
     #[cfg(test)]
-    crate::testing::count_call();
+    crate::testing::count_call(n);
     let ret: isize;
     // SAFETY: the AArch64 Linux system call convention.
     unsafe {

@@ -5,6 +5,7 @@ use crate::lifecycle;
 use crate::path::PathId;
 use core::cell::{Cell, RefCell};
 use core::ffi::{c_int, c_void};
+use std::boxed::Box;
 use std::vec::Vec;
 
 /// What the names of this run's abstract sockets begin with: other runs on the machine, and
@@ -121,13 +122,57 @@ std::thread_local! {
     static CALLS: Cell<u64> = const { Cell::new(0) };
 }
 
-pub(crate) fn count_call() {
+pub(crate) fn count_call(number: i64) {
     CALLS.with(|c| c.set(c.get() + 1));
+    comes_to(Moment::Call(number));
 }
 
 /// How many system calls the core has made in this thread.
 pub(crate) fn calls() -> u64 {
     CALLS.with(Cell::get)
+}
+
+// ---- what others do meanwhile -------------------------------------------------------------------
+
+/// A moment in what this thread does next.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Moment {
+    /// It is about to make the system call of that number.
+    Call(i64),
+    /// It is about to change the state that lies at that address.
+    Change(usize),
+}
+
+impl Moment {
+    pub(crate) fn change_of<T>(state: &T) -> Moment {
+        Moment::Change(core::ptr::from_ref(state).addr())
+    }
+}
+
+std::thread_local! {
+    static AWAITED: Cell<Option<Moment>> = const { Cell::new(None) };
+    static DEED: RefCell<Option<Box<dyn FnOnce()>>> = const { RefCell::new(None) };
+}
+
+/// When this thread comes to that moment for the first time `deed` is done, as another thread, or
+/// another process, does it just then.
+pub(crate) fn just_before(moment: Moment, deed: impl FnOnce() + 'static) {
+    DEED.set(Some(Box::new(deed)));
+    AWAITED.set(Some(moment));
+}
+
+/// Whether it has come to that.
+pub(crate) fn was_there() -> bool {
+    AWAITED.get().is_none()
+}
+
+pub(crate) fn comes_to(moment: Moment) {
+    if AWAITED.get() == Some(moment) {
+        AWAITED.set(None);
+        if let Some(deed) = DEED.take() {
+            deed();
+        }
+    }
 }
 
 // ---- threads ------------------------------------------------------------------------------------

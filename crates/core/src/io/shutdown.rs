@@ -102,7 +102,7 @@ pub(super) fn shutdown_between_hosts(s: &'static Socket, g: u16, fd: c_int, how:
 
 /// `shutdown(2)` in a forked child whose parent has not taken the connection to the carrier yet,
 /// and tells the kernel then.
-pub(super) fn shutdown_of_parents(s: &Socket, fd: c_int, how: c_int) -> Ret {
+pub(crate) fn shutdown_of_parents(s: &Socket, fd: c_int, how: c_int) -> Ret {
     match how {
         libc::SHUT_WR => s.raise(flag::FIN_DUE),
         libc::SHUT_RD => s.raise(flag::SHUT_RD),

@@ -151,6 +151,8 @@ impl Stage {
     /// `event` happens to a connection that is `from`. False: it is not, or [`State::next`] has
     /// nothing of the kind.
     pub(crate) fn change(&self, from: State, event: Event) -> bool {
+        #[cfg(test)]
+        crate::testing::comes_to(crate::testing::Moment::change_of(self));
         let Some(to) = from.next(event) else { return false };
         if from == State::Changing {
             self.changer.store(0, SeqCst);

@@ -59,6 +59,12 @@ fn count_for_close(s: &Socket) {
     }
 }
 
+/// Tells the kernel of a forked child's shutdown for receiving, if there was one.
+fn shut_for_child(s: &Socket, fd: c_int) -> bool {
+    let is_due = s.has(flag::CALLED_BACK) && s.has(flag::SHUT_RD);
+    is_due && sys::shutdown(fd, libc::SHUT_RD) >= 0
+}
+
 impl Drop for Departure {
     /// Such a close may have looked for one just before this one began.
     fn drop(&mut self) {
@@ -256,9 +262,7 @@ impl Departure {
                 None
             };
             say_late_fin(s, fd);
-            if s.has(flag::CALLED_BACK) && s.has(flag::SHUT_RD) {
-                let _ = sys::shutdown(fd, libc::SHUT_RD);
-            }
+            let told = shut_for_child(s, fd);
             s.set_reason(why);
             if let Some((sent, received)) = counts {
                 s.tx_bytes.store(sent, Relaxed);
@@ -277,6 +281,7 @@ impl Departure {
             // A child that has shut it down meanwhile looks at the state behind that
             // (`shutdown_of_parents`).
             fence(SeqCst);
+            let _ = told || shut_for_child(s, fd);
             if s.has(flag::CALLED_BACK)
                 && s.flags.fetch_and(!flag::FIN_LATER, AcqRel) & flag::FIN_LATER != 0
             {

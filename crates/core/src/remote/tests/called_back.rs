@@ -3,6 +3,7 @@
 
 use super::*;
 use crate::socket::flag;
+use crate::testing::Moment;
 
 /// The child of a fork: it has the kernel's socket, and its maker's memory of the connection.
 struct Child {
@@ -279,6 +280,39 @@ fn a_close_in_the_moment_in_which_a_way_back_begins_comes_to_its_end() {
             s.waiters.fetch_add(1, SeqCst);
             rig.hosts[other].stopped = false;
             rig.gets_all(i, side ^ 1, 5000, &format!("{model:?} {side}"));
+            rig.finish();
+        }
+    }
+}
+
+/// A child shuts down just when its maker has looked for that, and before it can see that the
+/// connection is the kernel's. (Its maker did not look for SHUT_RD again.)
+#[test]
+fn a_childs_shutdown_is_not_lost_between_two_looks() {
+    for model in MODELS {
+        for how in [libc::SHUT_RD, libc::SHUT_WR, libc::SHUT_RDWR] {
+            let mut rig = Rig::new(Order::Prompt, model, 2);
+            let i = rig.connect(0, 1);
+            rig.promoted(i);
+            rig.drain(i);
+            let mut child = rig.fork(i, A);
+            let (s, fd) = (rig.conns[i][A].socket, child.fd);
+            rig.child_receives(&mut child, 100);
+            testing::just_before(Moment::change_of(&s.state), move || {
+                assert!(s.is(State::Attached));
+                assert_eq!(io::shutdown_of_parents(s, fd, how), 0);
+            });
+            rig.maker_looks(&mut child);
+            rig.until("it is the kernel's", |_| s.is(State::Plain));
+            assert!(testing::was_there());
+            if how != libc::SHUT_WR {
+                assert_eq!(rig.child_receives(&mut child, 100), 0);
+                assert_eq!(rig.conns[i][A].over, Some(0), "{model:?} {how}");
+            }
+            if how != libc::SHUT_RD {
+                rig.gets_all(i, C, 1000, &format!("{model:?} {how}"));
+            }
+            assert!(sys::close(fd) >= 0);
             rig.finish();
         }
     }
