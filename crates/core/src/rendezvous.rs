@@ -613,9 +613,9 @@ impl Mine {
     fn is_current(&self) -> bool {
         self.socket.generation.load(Acquire) == self.generation
     }
-    /// And its peer has ended nothing. (Of one that has, whatever fails says nothing.)
+    /// And it is not about to end.
     fn goes_on(&self) -> bool {
-        self.is_current() && !carrier::peer_ended(self.socket.fd.load(Acquire))
+        self.is_current() && !has_peer_ended(self.socket)
     }
     /// Who holds the other end was to be proven, and was not.
     fn is_unproven(&self) {
@@ -624,6 +624,12 @@ impl Mine {
             self.socket.set_reason(Reason::NotAuthenticated);
         }
     }
+}
+
+/// The peer of `s` has ended more than what it sends itself. (Of such a one, whatever fails says
+/// nothing.) Service thread only.
+fn has_peer_ended(s: &Socket) -> bool {
+    carrier::peer_ended(s.fd.load(Acquire)) && !auth::goes_on_receiving(&s.tuple().mirrored())
 }
 
 /// The `REQUEST` word that `side` writes: that of the direction which it consumes.

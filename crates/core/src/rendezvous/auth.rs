@@ -91,6 +91,8 @@ pub(crate) struct End {
     pub(crate) cookie: u64,
     /// Its options (`possession`). `None`: this process is not told any.
     pub(crate) mark: Option<u8>,
+    /// It was shut down for sending, and goes on receiving, as far as is told.
+    pub(crate) is_half_closed: bool,
 }
 
 /// The end of a TCP connection which sees it as `end`, in the network namespace of the service
@@ -101,6 +103,12 @@ pub(crate) fn look(end: &Tuple) -> Option<End> {
         Answer::NoSuchSocket | Answer::Lost => None,
         Answer::CannotAsk => read_tables(end),
     }
+}
+
+/// Whether somebody goes on receiving there who has shut it down for sending. (Asked under locks:
+/// only of who answers at once.)
+pub(crate) fn goes_on_receiving(end: &Tuple) -> bool {
+    matches!(ask_netlink(end), Answer::Is(End { is_half_closed: true, .. }))
 }
 
 #[derive(Debug, PartialEq, Eq)]
@@ -315,6 +323,7 @@ fn parse_reply(bytes: &[u8], end: &Tuple) -> Answer {
             inode,
             cookie,
             mark: flags(bytes).map(marks::mark_of),
+            is_half_closed: attribute(bytes, INET_DIAG_SHUTDOWN) == Some([SEND_SHUTDOWN]),
         })
     };
     get().map_or(Answer::NoSuchSocket, Answer::Is)
@@ -322,6 +331,9 @@ fn parse_reply(bytes: &[u8], end: &Tuple) -> Answer {
 
 /// Attribute of `struct inet_diag_sockopt`, Linux 5.10.
 const INET_DIAG_SOCKOPT: u16 = 22;
+/// Attribute of one byte: what has ended. (Both have where its peer has sent a FIN, too.)
+const INET_DIAG_SHUTDOWN: u16 = 8;
+const SEND_SHUTDOWN: u8 = 2;
 
 /// The options of the socket that an answer is of.
 fn flags(bytes: &[u8]) -> Option<[u8; 2]> {
@@ -329,13 +341,18 @@ fn flags(bytes: &[u8]) -> Option<[u8; 2]> {
         // (Its bits lie in another order there.)
         return None;
     }
+    attribute(bytes, INET_DIAG_SOCKOPT)
+}
+
+/// The beginning of an attribute of that kind.
+fn attribute<const N: usize>(bytes: &[u8], wanted: u16) -> Option<[u8; N]> {
     let mut rest = bytes.get(reply::LEN..)?;
     // Each attribute: its length with these four bytes, its kind; the next at a multiple of four.
     loop {
         let len = usize::from(field(rest, 0).map(u16::from_ne_bytes)?);
         let kind = field(rest, 2).map(u16::from_ne_bytes)?;
         let value = rest.get(4..len)?;
-        if kind == INET_DIAG_SOCKOPT {
+        if kind == wanted {
             return field(value, 0);
         }
         rest = rest.get(len.next_multiple_of(4)..)?;
@@ -414,7 +431,7 @@ fn parse_line(line: &[u8], end: &Tuple) -> Option<End> {
     let same =
         local == (end.local().ip(), end.local_port()) && peer == (end.peer().ip(), end.peer_port());
     let owned = 1u32.checked_shl(state).unwrap_or(0) & OWNED_STATES != 0 && inode != 0;
-    (same && owned).then_some(End { owner, inode, cookie: 0, mark: None })
+    (same && owned).then_some(End { owner, inode, cookie: 0, mark: None, is_half_closed: false })
 }
 
 fn hex(digits: &[u8]) -> Option<u32> {

@@ -14,11 +14,11 @@
 
 use super::auth::Cred;
 use super::marks::{NUMBERS, TURNS, at_rest, mark, show, shown_by};
-use super::{LINKS, State, Then, Violation, auth, names};
+use super::{LINKS, State, Then, Violation, auth, has_peer_ended, names};
 use crate::rendezvous::auth::End;
 use crate::socket::Socket;
 use crate::tuple_table::Key;
-use crate::{carrier, socket, sys};
+use crate::{socket, sys};
 use core::ffi::c_int;
 use core::sync::atomic::Ordering::*;
 use netacc_control::stats::Reason;
@@ -505,7 +505,7 @@ impl State {
         self.end_proofs_of(p.socket);
         // (Behind the last turn: the peer has no offer to make.)
         let all_shown = !p.accepting && p.turn + 1 >= TURNS;
-        if !all_shown && p.has_carrier() && !carrier::peer_ended(p.fd()) {
+        if !all_shown && p.has_carrier() && !has_peer_ended(p.socket) {
             p.socket.set_reason(Reason::NotAuthenticated);
         }
         if !p.accepting {

@@ -1,7 +1,37 @@
-//! What is said of a connection whose proof fails: while it lives, and when it has ended meanwhile.
+//! What is said of a connection whose proof fails: while it lives, or one direction of it, and when
+//! it has ended meanwhile.
 
 use super::*;
 use netacc_control::stats::ConnRecord;
+use std::net::Shutdown;
+
+/// What the peer's end does before the answer.
+#[derive(Clone, Copy, Debug)]
+enum Peer {
+    Stays,
+    /// It sends no more.
+    HalfCloses,
+    /// Nor receives.
+    ShutsDown,
+    Closes,
+}
+
+const ALL: [Peer; 4] = [Peer::Stays, Peer::HalfCloses, Peer::ShutsDown, Peer::Closes];
+/// Only of one that receives anything is something said.
+const BLAMED: [bool; 4] = [true, true, false, false];
+
+impl Peer {
+    /// `None`: it is closed.
+    fn does(self, end: TcpStream) -> Option<TcpStream> {
+        match self {
+            Peer::Stays => {}
+            Peer::HalfCloses => end.shutdown(Shutdown::Write).unwrap(),
+            Peer::ShutsDown => end.shutdown(Shutdown::Both).unwrap(),
+            Peer::Closes => return None,
+        }
+        Some(end)
+    }
+}
 
 /// `s`, whose reason can be read.
 fn recorded(s: &'static Socket) -> &'static ConnRecord {
@@ -16,7 +46,7 @@ fn is_blamed(record: &ConnRecord) -> bool {
 }
 
 /// What an acceptor says of a connection of which nothing is shown, to whom `answer` is sent.
-fn accepted(ends: bool, answer: Message) -> bool {
+fn accepted(peer: Peer, answer: Message) -> bool {
     let (a, net) = (service(), Net::new());
     a.accepting(net.port());
     let (cs, as_, (near, _far)) = net.connect();
@@ -27,7 +57,7 @@ fn accepted(ends: bool, answer: Message) -> bool {
     a.noted(as_);
     settle(&[a]);
     assert_eq!(r.next(), Some(Message::Turn { token: 7, turn: 0 }));
-    let near = (!ends).then_some(near);
+    let near = peer.does(near);
     r.send(answer);
     settle(&[a]);
     drop(near);
@@ -37,7 +67,7 @@ fn accepted(ends: bool, answer: Message) -> bool {
 #[test]
 fn an_acceptor_blames_nobody_for_a_connection_that_has_ended() {
     for answer in [Message::Turn { token: 7, turn: 0 }, Message::Unproven { token: 7 }] {
-        assert_eq!([false, true].map(|ends| accepted(ends, answer)), [true, false], "{answer:?}");
+        assert_eq!(ALL.map(|peer| accepted(peer, answer)), BLAMED, "{answer:?}");
     }
 }
 
@@ -47,22 +77,22 @@ fn a_refusal_is_no_reason_for_a_connection_that_has_ended() {
         (refuse::NOT_AUTHENTICATED, Reason::NotAuthenticated),
         (refuse::WITHDRAWN, Reason::PeerRefused),
     ] {
-        let said = [false, true].map(|ends| {
+        let said = ALL.map(|peer| {
             let (a, _net, r, as_, o, (near, _far)) = offered_by_hand();
             let record = recorded(as_);
-            let near = (!ends).then_some(near);
+            let near = peer.does(near);
             r.send(Message::Refuse { token: o.token, slot: o.slot, reason: why });
             settle(&[a]);
             drop(near);
             record.reason.load(Relaxed) == reason as u32
         });
-        assert_eq!(said, [true, false], "{reason:?}");
+        assert_eq!(said, BLAMED, "{reason:?}");
     }
 }
 
 /// What a connector says of its second connection, of which nothing, or the first mark, is shown,
 /// when the acceptor goes on with `answer`.
-fn connected(ends: bool, shown: bool, answer: impl Fn(u64, Tuple) -> Message) -> bool {
+fn connected(peer: Peer, shown: bool, answer: impl Fn(u64, Tuple) -> Message) -> bool {
     let h = accepting_by_hand();
     h.prepare(8192);
     h.offers(h.offer());
@@ -74,7 +104,7 @@ fn connected(ends: bool, shown: bool, answer: impl Fn(u64, Tuple) -> Message) ->
     if shown {
         h.show_with(&far, k.token, 0);
     }
-    let far = (!ends).then_some(far);
+    let far = peer.does(far);
     h.r.send(answer(k.token, cs.tuple().mirrored()));
     settle(&[h.c]);
     drop(far);
@@ -89,8 +119,7 @@ fn a_connector_blames_nobody_for_a_connection_that_has_ended() {
     };
     let turn = |token, _| Message::Turn { token, turn: 0 };
     let unproven = |token, _| Message::Unproven { token };
-    let both = [false, true];
-    assert_eq!(both.map(|ends| connected(ends, false, offer)), [true, false], "an offer");
-    assert_eq!(both.map(|ends| connected(ends, false, turn)), [true, false], "nothing shown");
-    assert_eq!(both.map(|ends| connected(ends, true, unproven)), [true, false], "not seen");
+    assert_eq!(ALL.map(|peer| connected(peer, false, offer)), BLAMED, "an offer");
+    assert_eq!(ALL.map(|peer| connected(peer, false, turn)), BLAMED, "nothing shown");
+    assert_eq!(ALL.map(|peer| connected(peer, true, unproven)), BLAMED, "not seen");
 }
