@@ -208,6 +208,9 @@ pub(crate) struct Socket {
     pub(crate) fills: AtomicBool,
     /// A connect is under way, and the program has not heard of its end by another one.
     pub(crate) connects: AtomicBool,
+    /// Between hosts, on its way back: what is to be received next is the kernel's. (For forked
+    /// children, who do not see the receiving half.)
+    pub(crate) receives_there: AtomicBool,
     /// Of how many bytes half must be free for a send to find room.
     pub(crate) room: AtomicU32,
     /// How often somebody has found no room ([`wait::on_full`](crate::wait::on_full)).

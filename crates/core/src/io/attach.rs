@@ -201,6 +201,7 @@ fn put_ends(
         let _ = tx.shutdown();
     }
     s.rx_offset.store(rx.offset(), Relaxed);
+    s.receives_there.store(false, Relaxed);
     s.published.begin(s.generation.load(Acquire));
     // In a small ring there is always room: who fills it leaves it for the carrier.
     let small = offer.tx_bytes < offer.whole;

@@ -6,7 +6,7 @@ use super::followed;
 use super::leave::between_hosts::await_carrier;
 use super::leave::{leave_if_due, to_kernel};
 use super::receiving::Receiving;
-use super::reset::{is_broken, why_broken};
+use super::reset::{is_broken, peer_has_ended, why_broken};
 use super::take::{get, ready, received_fast, rx_for_ring, scatter};
 use super::waits::{Patience, never_waits};
 use super::{EAGAIN, EFAULT};
@@ -141,8 +141,7 @@ pub(super) unsafe fn recv_inherited(on: Named, iov: &[iovec], total: usize, flag
             nonblocking,
         ) {
             Ok(()) if s.generation16() == g && s.is(State::Attached) && is_broken(s) => {
-                let told = if flags & libc::MSG_PEEK == 0 { flag::TOLD } else { 0 };
-                if s.flags.fetch_or(told, AcqRel) & flag::TOLD == 0 { why_broken(s) } else { 0 }
+                receive_broken(s, fd, flags)
             }
             Ok(()) => PASS,
             Err(r) => r,
@@ -170,6 +169,19 @@ pub(super) unsafe fn recv_inherited(on: Named, iov: &[iovec], total: usize, flag
             return r;
         }
     }
+}
+
+/// A forked child receives on a connection that is broken, and that its maker still has: the error,
+/// behind what the kernel has, or gets until the carrier has ended.
+pub(crate) fn receive_broken(s: &Socket, fd: c_int, flags: c_int) -> Ret {
+    let comes = s.receives_there.load(Acquire)
+        && !s.has(flag::CORRUPT)
+        && (carrier_unread(fd).is_some_and(|n| n > 0) || !peer_has_ended(s, fd));
+    if comes {
+        return PASS;
+    }
+    let told = if flags & libc::MSG_PEEK == 0 { flag::TOLD } else { 0 };
+    if s.flags.fetch_or(told, AcqRel) & flag::TOLD == 0 { why_broken(s) } else { 0 }
 }
 
 /// A receive that takes no byte, because none is asked for: waits as any other (tcp_recvmsg).

@@ -59,6 +59,11 @@ fn count_for_close(s: &Socket) {
     }
 }
 
+/// The receiver stands on the carrier, which has the next bytes, if there are any.
+fn is_there(rx: &RxView) -> bool {
+    matches!(rx.next(true), RxDue::Done | RxDue::Short | RxDue::Await(Await::Bytes))
+}
+
 /// Tells the kernel of a forked child's shutdown for receiving, if there was one.
 fn shut_for_child(s: &Socket, fd: c_int) -> bool {
     let is_due = s.has(flag::CALLED_BACK) && s.has(flag::SHUT_RD);
@@ -99,6 +104,7 @@ impl Departure {
                 });
                 return Moved::Broken;
             };
+            s.receives_there.store(is_there(&rx), Release);
             let Ok(mut tx) = hold_tx(s, g) else { return Moved::Waits };
             let fd = s.fd.load(Acquire);
             if peer == Peer::Left {

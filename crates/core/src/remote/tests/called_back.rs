@@ -29,8 +29,11 @@ impl Rig {
         let s = e.socket;
         match s.state.now() {
             State::Attached if s.has(flag::BROKEN_OFF | flag::CORRUPT | flag::RESET) => {
-                e.over = e.over.or(Some(-(libc::ECONNRESET as isize)));
-                return 0;
+                let r = io::receive_broken(s, child.fd, libc::MSG_DONTWAIT);
+                if r != api::PASS {
+                    e.over = e.over.or(Some(r));
+                    return 0;
+                }
             }
             State::Attached => {
                 child.calls |= !s.has(flag::CALLED_BACK);
@@ -314,6 +317,41 @@ fn a_childs_shutdown_is_not_lost_between_two_looks() {
             }
             assert!(sys::close(fd) >= 0);
             rig.finish();
+        }
+    }
+}
+
+/// Its peer is killed with bytes unread in a ring: nothing can be sent any more, but what it had
+/// sent by the carrier is there. (A child got the error first, and the bytes never.)
+#[test]
+fn a_child_gets_what_the_kernel_has_before_the_error() {
+    for model in MODELS {
+        for leader in [C, A] {
+            for unread in [0, 500] {
+                let mut rig = Rig::new(Order::Prompt, model, 2);
+                let i = rig.connect(0, 1);
+                let follower = leader ^ 1;
+                rig.promoted_one_way(i, follower);
+                let mut child = rig.fork(i, leader);
+                rig.send(i, leader, 300);
+                if unread > 0 {
+                    rig.send_on_carrier(i, follower, unread);
+                }
+                rig.kill(rig.conns[i][follower].host);
+                let s = rig.conns[i][leader].socket;
+                rig.child_receives(&mut child, 0);
+                rig.maker_looks(&mut child);
+                rig.until("it is broken off", |_| s.has(flag::BROKEN_OFF));
+                let before = rig.conns[i][leader].received;
+                while rig.child_receives(&mut child, 200) > 0 {}
+                let end = &rig.conns[i][leader];
+                let (got, at) = ((end.received - before) as usize, format!("{model:?} {leader}"));
+                assert_eq!((got, end.over), (unread, Some(-(libc::ECONNRESET as isize))), "{at}");
+                assert_eq!(rig.child_receives(&mut child, 200), 0);
+                assert!(s.count_names(s.generation16(), |n| n - 1).is_some());
+                assert!(sys::close(child.fd) >= 0);
+                rig.finish();
+            }
         }
     }
 }
