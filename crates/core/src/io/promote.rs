@@ -2,7 +2,7 @@
 
 use super::SEND_FLAGS;
 use super::arm_receiver::is_on;
-use super::end_in_reset::{For, end_in_reset};
+use super::end_in_reset::{For, end_as_ever, end_in_reset};
 use super::ends::{TxHeld, demote_tx, hold_tx, load_ack, publish_announce, show_path};
 use super::held_back::waits_for_more;
 use super::reset::is_reset;
@@ -103,10 +103,10 @@ pub(super) fn promote(s: &Socket, h: &mut TxHeld<'_>, fd: c_int, flags: c_int) -
         return false;
     }
     let delivery = h.channel.far.id().traits().delivery;
+    let Ok(a) = h.end.switch.promote(ack, delivery) else { return false };
     if delivery == Delivery::Lossy {
         end_in_reset(h, s.fd.load(Acquire), For::Sending);
     }
-    let Ok(a) = h.end.switch.promote(ack, delivery) else { return false };
     publish_announce(h, a);
     fence(SeqCst);
     h.end.ring.continue_at(h.end.switch.offset());
@@ -118,6 +118,8 @@ pub(super) fn promote(s: &Socket, h: &mut TxHeld<'_>, fd: c_int, flags: c_int) -
         }
         Ok(Some(back)) => {
             publish_announce(h, back);
+            // (No byte was on the ring.)
+            end_as_ever(h, s.fd.load(Acquire), For::Sending);
             false
         }
         Err(_) => false,

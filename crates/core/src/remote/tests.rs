@@ -37,6 +37,7 @@ mod resumed;
 mod rings;
 mod shut;
 mod squatter;
+mod withdrawn;
 
 use super::net::Net;
 use super::pair::PairState;

@@ -99,7 +99,7 @@ impl Rig {
     }
 
     /// By a flag that is no reason to leave a ring, and none to go there.
-    fn send_on_carrier(&mut self, i: usize, side: usize, n: usize) {
+    pub(super) fn send_on_carrier(&mut self, i: usize, side: usize, n: usize) {
         let e = &mut self.conns[i][side];
         let bytes = bytes(e.stream, e.sent, n);
         let flags = libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL | libc::MSG_DONTROUTE;
