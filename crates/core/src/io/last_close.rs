@@ -176,9 +176,9 @@ pub(crate) fn before_close(s: &'static Socket, fd: c_int, for_good: bool) {
         if fd >= 0 && is_clean(&h) {
             say_late_fin(s, fd);
         }
-        if for_good && h.channel.far.is_shared() {
-            // Under the lock: who looks at the carrier under it, as the service thread does, must
-            // not find another file under the number.
+        if for_good {
+            // Under the lock: who looks at the carrier under it, as the service thread does, or
+            // begins a way back, must not find another file under the number.
             s.fd.store(-1, Release);
         }
     }

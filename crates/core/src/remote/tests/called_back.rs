@@ -4,6 +4,9 @@
 use super::*;
 use crate::socket::flag;
 use crate::testing::Moment;
+use netacc_proto::switchover::Peer;
+use std::io::{Read, Write};
+use std::os::fd::AsRawFd;
 
 /// The child of a fork: it has the kernel's socket, and its maker's memory of the connection.
 struct Child {
@@ -283,6 +286,37 @@ fn a_close_in_the_moment_in_which_a_way_back_begins_comes_to_its_end() {
             s.waiters.fetch_add(1, SeqCst);
             rig.hosts[other].stopped = false;
             rig.gets_all(i, side ^ 1, 5000, &format!("{model:?} {side}"));
+            rig.finish();
+        }
+    }
+}
+
+/// The kernel has closed the last name, whose number is another file's, and the connection's life
+/// has not ended yet: a way back that begins just then leaves that file alone. (It reset it.)
+#[test]
+fn a_way_back_behind_the_kernels_close_finds_no_other_file() {
+    for model in MODELS {
+        for side in [C, A] {
+            let mut rig = Rig::new(Order::Prompt, model, 2);
+            let i = rig.connect(0, 1);
+            rig.promoted_one_way(i, side);
+            let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+            let mut other = std::net::TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+            let mut peer = listener.accept().unwrap().0;
+            let (s, fd) = (rig.conns[i][side].socket, rig.conns[i][side].fd);
+            let with = other.as_raw_fd();
+            testing::just_before(Moment::Call(libc::SYS_close), move || {
+                assert!(s.is(State::Attached) && !s.has(flag::ORPHAN));
+                assert!(sys::dup3(with, fd, libc::O_CLOEXEC) >= 0);
+                let mut departure = io::Departure::new(s);
+                assert_eq!(departure.step((0, 0), Peer::Gone), io::Moved::Broken);
+                departure.give_up();
+            });
+            rig.close(i, side);
+            assert!(testing::was_there());
+            other.write_all(b"x").unwrap();
+            let mut byte = [0];
+            assert_eq!((peer.read(&mut byte).unwrap(), byte), (1, *b"x"), "{model:?} {side}");
             rig.finish();
         }
     }
