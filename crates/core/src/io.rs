@@ -111,9 +111,9 @@ pub(crate) use outlive::begin_exit;
 pub(crate) use park::{Fresh, connect, give_out};
 pub(crate) use probe::{begin_probe, end_probe, probed_by, set_probed};
 pub(crate) use promote::{may_send_on_carrier, on_more_room, on_nodelay};
-#[cfg(test)]
-pub(crate) use receive::receive_broken;
 pub(crate) use receive::unread;
+#[cfg(test)]
+pub(crate) use receive::{receive_broken, within_receive};
 use receive::{recv_attached, recv_one};
 pub(crate) use reset::{
     carrier_is_over, carrier_is_reset, is_reset_now, on_error_taken, owes_reset, settled,

@@ -100,7 +100,7 @@ pub(crate) struct RxEnd {
     /// `-errno` that the carrier reported while bytes of the ring came first.
     pub(crate) pending_error: i32,
     /// Shut down for receiving (between hosts): the stream's offset up to which there were bytes
-    /// then.
+    /// then; 0: that was not noted.
     pub(crate) read_until: u64,
     /// The peer's library was asked to pull back (within the host).
     pub(crate) asked_back: bool,

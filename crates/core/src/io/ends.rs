@@ -231,6 +231,23 @@ impl RxHeld<'_> {
         }
     }
 
+    /// Shut down for receiving, between hosts: what is there, or comes again, is still received.
+    pub(super) fn note_shut(&mut self) {
+        let there = self.unread().unwrap_or(0) as u64;
+        let more = there.max(self.end.switch.outstanding());
+        self.end.read_until = self.end.switch.offset().saturating_add(more);
+    }
+
+    /// Behind that: all of it is received. (A handler that has interrupted a receive, or a forked
+    /// child, could not note how much it is.)
+    #[cold]
+    pub(super) fn has_what_was_there(&mut self) -> bool {
+        if self.end.read_until == 0 {
+            self.note_shut();
+        }
+        self.end.switch.offset() >= self.end.read_until
+    }
+
     /// Passes over bytes that have come by the carrier instead (fewer, if the ring has fewer).
     pub(super) fn skip(&mut self, n: u64) -> Result<(), PeerCorrupt> {
         let n = n.min(self.end.ring.refresh()? as u64) as usize;

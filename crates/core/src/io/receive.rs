@@ -184,6 +184,15 @@ pub(crate) fn receive_broken(s: &Socket, fd: c_int, flags: c_int) -> Ret {
     if s.flags.fetch_or(told, AcqRel) & flag::TOLD == 0 { why_broken(s) } else { 0 }
 }
 
+/// A handler of the program's that the library did not install, and could not hold back, has
+/// interrupted a receive.
+#[cfg(test)]
+pub(crate) fn within_receive(s: &'static Socket, handler: impl FnOnce()) {
+    let held = hold_rx(s, s.generation16());
+    assert!(held.is_ok());
+    handler();
+}
+
 /// A receive that takes no byte, because none is asked for: waits as any other (tcp_recvmsg).
 #[cold]
 pub(super) fn recv_nothing(

@@ -165,11 +165,7 @@ pub(super) fn ask_carrier(s: &Socket, h: &mut RxHeld<'_>, fd: c_int) -> Look {
 pub(super) fn carrier_ended(s: &Socket, h: &mut RxHeld<'_>, fd: c_int, r: Ret) -> Look {
     if r == 0 && s.has(flag::SHUT_RD) && !peer_has_ended(s, s.fd.load(Acquire)) {
         // Our own doing: nothing is there now, and nothing new is waited for.
-        return if h.end.switch.offset() < h.end.read_until {
-            Look::Empty
-        } else {
-            Look::Kernel(0)
-        };
+        return if h.has_what_was_there() { Look::Kernel(0) } else { Look::Empty };
     }
     let latest = load_announce(h.words);
     if r == ECONNRESET && h.channel.far.is_shared() {

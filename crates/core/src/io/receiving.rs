@@ -165,9 +165,7 @@ impl Receiving<'_> {
             }
             // Nothing new is waited for; what was there before, and comes again by way of the
             // carrier, is.
-            Look::Empty if s.has(flag::SHUT_RD) && h.end.switch.offset() >= h.end.read_until => {
-                return Next::Done(0);
-            }
+            Look::Empty if s.has(flag::SHUT_RD) && h.has_what_was_there() => return Next::Done(0),
             Look::Empty if s.kept_error.load(Relaxed) != 0 && now.done == 0 => {
                 if let Some(r) = kept_error(s, fd) {
                     return Next::Done(r);

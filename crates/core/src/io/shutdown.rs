@@ -84,10 +84,8 @@ pub(super) fn shutdown_between_hosts(s: &'static Socket, g: u16, fd: c_int, how:
     }
     drop(held);
     if how != libc::SHUT_WR {
-        if let Ok(rx) = hold_rx(s, g) {
-            let there = rx.end.ring.available().unwrap_or(0) as u64;
-            rx.end.read_until =
-                rx.end.switch.offset().saturating_add(there.max(rx.end.switch.outstanding()));
+        if let Ok(mut rx) = hold_rx(s, g) {
+            rx.note_shut();
         }
         s.raise(flag::SHUT_RD | flag::CARRIER_SPOKE);
         let r = sys::shutdown(fd, libc::SHUT_RD);

@@ -262,3 +262,44 @@ fn a_shutdown_within_a_send_is_one() {
         }
     }
 }
+
+/// A signal handler that the library could not hold back shuts down in the middle of a receive, or
+/// a forked child does: what was there is received, though it is on its way back to the carrier
+/// just then. (It was said to be the end.)
+#[test]
+fn what_was_there_is_received_whoever_shuts_down() {
+    let mut met = 0;
+    for model in MODELS {
+        for (seed, child) in (0..12).flat_map(|seed| [(seed, false), (seed, true)]) {
+            let mut rig = Rig::new(Order::Shuffled(seed), model, 2);
+            let i = rig.connect(0, 1);
+            rig.promoted(i);
+            rig.drain(i);
+            rig.send(i, C, 300);
+            rig.until("it is there", |r| r.there(i, A) == 300);
+            let (s, fd, host) = (rig.conns[i][A].socket, rig.conns[i][A].fd, rig.conns[i][A].host);
+            if child {
+                s.raise(flag::CALLED_BACK);
+                assert_eq!(io::shutdown_of_parents(s, fd, libc::SHUT_RD), 0);
+                rig.remote(host).serve_children();
+            } else {
+                io::within_receive(s, || assert_eq!(api::shutdown(fd, libc::SHUT_RD), 0));
+            }
+            rig.turns(seed as usize);
+            met += usize::from(s.is(State::Attached));
+            for _ in 0..10_000 {
+                if rig.conns[i][A].over.is_none() && rig.receive(i, A, 100) == 0 {
+                    rig.turns(1);
+                }
+            }
+            let end = &rig.conns[i][A];
+            assert_eq!(
+                (end.over, end.received),
+                (Some(0), rig.conns[i][C].sent),
+                "{model:?} {seed}"
+            );
+            rig.finish();
+        }
+    }
+    assert!(met > 0, "all were the kernel's by then");
+}
