@@ -549,6 +549,53 @@ def client_is_idle(s):
         say(all_of(s, 5))
 
 
+ROOM = 4_000_000
+
+
+def looks():
+    """How often the library's thread for this path has slept, and been woken."""
+    n = 0
+    for task in os.listdir("/proc/self/task"):
+        with open(f"/proc/self/task/{task}/comm") as comm, open(f"/proc/self/task/{task}/status") as status:
+            if comm.read() == "netacc-utcp\n":
+                n += sum(int(line.split()[1]) for line in status if "ctxt_switches" in line)
+    return n
+
+
+@case
+def server_waits_for_room(s):
+    """A peer that does not read is waited for, and not looked at, also on the way back."""
+    listener = socket.create_server((OWN, PORT + 1))
+    # What the kernel takes that it cannot send: the rest waits for room there.
+    listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, 4096)
+    s.sendall(b"r")
+    c, _ = listener.accept()
+    talk_server(c, MODE["until"])
+    c.setblocking(False)
+    at = 0
+    while select.select([], [c], [], 0.5)[1]:
+        at += c.send(pattern(20, at, 60_000))
+    is_out(c)
+    c.setsockopt(socket.SOL_SOCKET, socket.SO_OOBINLINE, 1)
+    time.sleep(0.2)
+    before = looks()
+    time.sleep(1)
+    say("waits", looks() - before < 100 or looks() - before)
+    s.sendall(b"g")
+    c.setblocking(True)
+    c.sendall(pattern(20, at, ROOM - at))
+    say(ends(s))
+
+
+@case
+def client_waits_for_room(s):
+    all_of(s, 1)
+    c = socket.create_connection((OWN, PORT + 1))
+    talk_client(c)
+    all_of(s, 1)
+    say("received", drink(c, 20, ROOM))
+
+
 @case
 def server_device_goes_down(s):
     for _ in range(60):

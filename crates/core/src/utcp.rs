@@ -54,6 +54,8 @@ const LOOK_NS: u64 = 5_000_000;
 const YIELD_NS: i64 = 1_000_000;
 /// A device that cannot be used is tried again after so long.
 const REFUSED_NS: u64 = 10_000_000_000;
+/// So many connections without room in the kernel are heard of at a time.
+const FULL: usize = 64;
 /// The keepers, and the kernel's tables if nothing is heard of them, are looked at so often while
 /// there is traffic.
 const TABLES_NS: u64 = 500_000_000;
@@ -382,6 +384,7 @@ impl All {
             for d in &mut self.devices {
                 d.hear_released();
                 d.device.each_live(|slot| d.device.demote(slot, Reason::UtcpNoSupport));
+                d.full().for_each(|(slot, _)| d.device.is_due(slot));
                 d.turn(sys::now_ns(), false);
                 d.time();
             }
@@ -443,6 +446,30 @@ impl All {
         Ok(self.devices.len() - 1)
     }
 
+    /// Connections without room in the kernel: device, slot and carrier.
+    fn full(&self) -> impl Iterator<Item = (usize, usize, c_int)> {
+        let devices = self.devices.iter().enumerate();
+        devices.flat_map(|(i, d)| d.full().map(move |(slot, fd)| (i, slot, fd)))
+    }
+
+    /// The kernel says of some that it has room: the last of these places are theirs, in this
+    /// order.
+    fn hear_room(&mut self, fds: &[pollfd]) {
+        let mut room = [(0, 0); FULL];
+        let mut count = 0;
+        for (place, (i, slot, _)) in fds.iter().rev().zip(self.full()).take(FULL) {
+            if let Some(at) = room.get_mut(count).filter(|_| place.revents != 0) {
+                *at = (i, slot);
+                count += 1;
+            }
+        }
+        for (i, slot) in room.into_iter().take(count) {
+            if let Some(device) = self.devices.get_mut(i) {
+                device.hear_room(slot);
+            }
+        }
+    }
+
     /// Sleeps until there is something to do: for the packets, too, while nobody else looks at
     /// them.
     fn sleep(&mut self) {
@@ -468,8 +495,8 @@ impl All {
                 return;
             }
         }
-        let mut fds =
-            [pollfd { fd: -1, events: libc::POLLIN, revents: 0 }; 1 + 2 * utcp_device::DEVICES];
+        let none = pollfd { fd: -1, events: libc::POLLIN, revents: 0 };
+        let mut fds = [none; 1 + 2 * utcp_device::DEVICES + FULL];
         if let Some((bell, rest)) = fds.split_first_mut() {
             bell.fd = BELL.load(Acquire);
             for (place, device) in rest.chunks_exact_mut(2).zip(&self.devices) {
@@ -480,11 +507,15 @@ impl All {
                 }
             }
         }
+        for (place, (.., fd)) in fds.iter_mut().rev().zip(self.full()).take(FULL) {
+            (place.fd, place.events) = (fd, libc::POLLOUT);
+        }
         let left = until.map_or(-1, |at| at.saturating_sub(sys::now_ns()) as i64);
         // SAFETY: live pollfds; no mask.
         let _ =
             unsafe { crate::sleep::ppoll(fds.as_mut_ptr(), fds.len(), left, core::ptr::null()) };
         ASLEEP.store(false, SeqCst);
+        self.hear_room(&fds);
         let came = |i: usize| fds.get(i).is_some_and(|p| p.revents != 0);
         if (0..utcp_device::DEVICES).any(|i| came(2 + 2 * i)) {
             self.tables_at = 0;

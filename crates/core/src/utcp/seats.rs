@@ -5,6 +5,8 @@
 //!     └───────────────── leaving ──────────────┘
 //! ```
 
+mod again;
+
 use super::reasons::{reason_of, said_of_back, said_of_taken, why_not};
 use super::{new_rings, pause_ns};
 use crate::channel::Channel;
@@ -16,6 +18,7 @@ use crate::slots::{SLOTS, parting};
 use crate::socket::{Offer, Socket, State, flag, offered};
 use crate::utcp_device::UtcpDevice;
 use crate::{numbers, stats, sys, trace, wait};
+use again::Room;
 use alloc::vec::Vec;
 use core::ffi::c_int;
 use core::ptr::NonNull;
@@ -29,7 +32,6 @@ use netacc_utcp::NotBack;
 const RING: usize = 128 << 10;
 /// What cannot be done now is tried again after so long.
 const AGAIN_NS: u64 = 5_000_000;
-const RESEND_NS: u64 = 1_000_000;
 const NO_WAY_NS: u64 = 100_000_000;
 /// A connection that never stands still is left where it is after so many tries.
 const TRIES: u32 = 40;
@@ -57,6 +59,7 @@ struct Seated {
     /// When it is looked at again; 0: when something happens.
     again_at: u64,
     tries: u32,
+    room: Room,
 }
 
 /// So many connections are out over a device at a time.
@@ -90,6 +93,7 @@ impl Owned {
             departure: None,
             again_at: 0,
             tries: 0,
+            room: Room::Unasked,
         });
         free.try_reserve_exact(count).map_err(|_| Reason::NoMemory)?;
         free.extend((0..count as u16).rev());
@@ -179,6 +183,7 @@ impl Owned {
         };
         (seated.rings, seated.socket, seated.generation) = (Some(rings), Some(s), generation);
         (seated.stage, seated.again_at, seated.tries) = (Stage::Seated, 0, 0);
+        seated.room = Room::Unasked;
         self.channel.zero_words(slot);
         let seat = self.device.seat(slot);
         seat.seen_epoch.store(0, SeqCst);
@@ -264,16 +269,6 @@ impl Owned {
             // (Who takes it apart says so.)
             Stage::Out => {}
             Stage::Leaving => self.depart(slot, s),
-        }
-    }
-
-    fn again(&mut self, slot: usize, after_ns: u64) {
-        let at = sys::now_ns().saturating_add(after_ns);
-        if let Some(seated) = self.seats.get_mut(slot) {
-            seated.again_at = at;
-            if self.again_at == 0 || at < self.again_at {
-                self.again_at = at;
-            }
         }
     }
 
@@ -409,6 +404,7 @@ impl Owned {
             return;
         }
         let departure = seated.departure.get_or_insert_with(|| Departure::new(s));
+        let (room, came_on) = (core::mem::take(&mut seated.room), s.came_on.load(Relaxed));
         // The far end has seen all that is said. (What it has seen then changes what is said.)
         let mut moved = Moved::Waits;
         for _ in 0..4 {
@@ -423,7 +419,7 @@ impl Owned {
         }
         match moved {
             Moved::Waits => self.again(slot, AGAIN_NS),
-            Moved::NoRoom => self.again(slot, RESEND_NS),
+            Moved::NoRoom => self.await_room(slot, room, s.came_on.load(Relaxed) != came_on),
             Moved::Broken => self.break_off(slot, s),
             Moved::Done => {
                 let Some(departure) = seated.departure.take() else { return };
