@@ -25,6 +25,7 @@ mod failing;
 mod handed_on;
 mod hostile;
 mod keeper;
+mod limits;
 mod lost;
 mod many;
 mod nobody;

@@ -5,7 +5,7 @@ use super::*;
 use crate::remote::link::Phase;
 use crate::remote::shares::{PART, Source};
 use netacc_control::config::Config;
-use netacc_control::stats::Counter;
+use netacc_control::stats::{ChannelRecord, ChannelState, Counter};
 use netacc_proto::agreement::SlotEvent;
 use netacc_proto::rendezvous::{
     self as proto, Candidate, HostHello, Message, OfferLane, Peers, Role,
@@ -52,6 +52,33 @@ fn a_server_has_links_to_more_hosts_than_there_is_room_for_at_first() {
     rig.exchange(0, 10_000);
     rig.until("the strangers are gone", |r| up(r) == 1);
     assert!(rig.remote(1).shares.of(Source::of(host(1))).is_none(), "nothing is kept of them");
+    rig.finish();
+}
+
+/// Processes of other hosts that `netacc_ss` shows (docs/manual/limits.md).
+const SHOWN: usize = 32;
+
+#[test]
+fn of_many_processes_of_other_hosts_only_the_first_are_shown() {
+    let (mut rig, at, port) = server(2);
+    let all = SHOWN + 8;
+    let peers: Vec<Stranger> = (0..all).map(|n| greeted(&mut rig, n, host(n), at, port)).collect();
+    assert_eq!(up(&mut rig), all + 1);
+    let shown = |rig: &mut Rig| {
+        // (Both hosts are this process, which has one segment.)
+        rig.remote(1).show();
+        let is_open = |r: &&ChannelRecord| r.state.load(Relaxed) == ChannelState::Open as u32;
+        let records = stats::header().unwrap().remote.iter().filter(is_open);
+        let (strangers, others): (Vec<IpAddr>, Vec<IpAddr>) = records
+            .map(|r| IpAddr::from(((r.peer_addr[0].load(Relaxed) >> 32) as u32).to_be_bytes()))
+            .partition(|ip| (0..all).any(|n| host(n) == *ip));
+        (strangers.len(), others)
+    };
+    let first = rig.hosts[0].address;
+    assert_eq!(shown(&mut rig), (SHOWN - 1, vec![first]));
+    drop(peers);
+    rig.until("the strangers are gone", |r| up(r) == 1);
+    assert_eq!(shown(&mut rig), (0, vec![first]));
     rig.finish();
 }
 

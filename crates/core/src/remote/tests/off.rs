@@ -8,6 +8,81 @@ fn off() -> Config {
     Config { accelerate_by_default: false, ..Config::default() }
 }
 
+/// Both applications go on, while only the accepting one's library is on.
+fn talk(rig: &mut Rig, i: usize) {
+    config::with(off(), || {
+        rig.send(i, C, 700);
+        while rig.receive(i, C, 5000) > 0 {}
+    });
+    rig.send(i, A, 700);
+    while rig.receive(i, A, 5000) > 0 {}
+}
+
+/// The connecting end is off for so long. `alone`: the link ends, and is not made again, as the
+/// other process is stopped for a while. Why they are on TCP at the end of that, whether the
+/// connection is accelerated again when it is on, and why not.
+fn off_for(seconds: u64, alone: bool) -> ([Reason; 2], bool, [Reason; 2]) {
+    const SECOND_NS: u64 = 1_000_000_000;
+    let mut rig = Rig::new(Order::Prompt, Model::ROCE, 2);
+    let i = rig.connect(0, 1);
+    rig.promoted(i);
+    let s = rig.conns[i][C].socket;
+    config::with(off(), || io::pause(s, s.generation16(), s.fd.load(SeqCst), 0));
+    rig.until("it is on TCP, and the accepting end waits", |r| {
+        talk(r, i);
+        let on_links = r.remote(0).links.iter().flatten().any(|l| l.in_use());
+        let waits = r.conns[i][A].socket.has(flag::NOTED);
+        !on_links && waits && r.conns[i].iter().all(|e| e.socket.is(State::Candidate))
+    });
+    rig.settle();
+    if alone {
+        rig.hosts[1].stopped = true;
+        let remote = rig.remote(0);
+        let at = remote.links.iter().position(Option::is_some).unwrap();
+        remote.on_link_fault(at, link::Fault::Idle);
+    }
+    for second in 0..seconds {
+        rig.hosts[1].stopped &= second < 20;
+        talk(&mut rig, i);
+        rig.settle();
+        testing::pass_ns(SECOND_NS);
+    }
+    for _ in 0..2 {
+        rig.settle();
+        talk(&mut rig, i);
+    }
+    let reasons = |rig: &Rig| [C, A].map(|side| rig.reason(i, side));
+    let meanwhile = reasons(&rig);
+    io::resume(s, s.generation16());
+    for _ in 0..60 {
+        rig.chat(i);
+        rig.settle();
+        if rig.is_fast(i) {
+            break;
+        }
+        testing::pass_ns(SECOND_NS);
+    }
+    let comes = (meanwhile, rig.is_fast(i), reasons(&rig));
+    rig.exchange(i, 50_000);
+    rig.finish();
+    comes
+}
+
+/// The accepting end waits for 30 s; and for as long as there is a link, in any case.
+#[test]
+fn who_was_off_for_longer_than_it_is_waited_for_comes_back_while_there_is_a_link() {
+    use Reason::{DisabledByConfig, Negotiating, PeerAskedForTcp, PeerRefused, PeerWithoutLibrary};
+    let came = [(28, true), (35, true), (100, false)].map(|(s, alone)| off_for(s, alone));
+    assert_eq!(
+        came,
+        [
+            ([DisabledByConfig, PeerAskedForTcp], true, [Reason::None; 2]),
+            ([DisabledByConfig, PeerWithoutLibrary], false, [Negotiating, PeerWithoutLibrary]),
+            ([DisabledByConfig, PeerRefused], true, [Reason::None; 2]),
+        ]
+    );
+}
+
 #[test]
 fn what_was_taken_back_comes_again() {
     for model in MODELS {
