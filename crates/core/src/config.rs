@@ -444,6 +444,7 @@ mod tests {
         assert_eq!((0..=KEPT).map(polls).find(|answer| *answer != Answer::Done), {
             Some(Answer::TooMany)
         });
+        assert_eq!(made(), 64, "(docs/manual/limits.md)");
         for _ in 0..KEPT {
             let switch = |value| change(Key::AccelerateByDefault.name(), value, &AT_START);
             assert_eq!((switch("0"), switch("1")), (Answer::Done, Answer::Done));

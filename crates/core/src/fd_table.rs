@@ -190,3 +190,23 @@ pub(crate) fn for_each_all(mut f: impl FnMut(c_int, Entry)) {
     fd_words::walk(0, high_water(), &mut each);
     fd_words::walk(high_water(), fd_words::internal_high_water(), each);
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_number_beyond_the_table_is_not_followed() {
+        /// (docs/manual/limits.md)
+        const NUMBERS: c_int = 1_048_576;
+        crate::testing::init();
+        // (Other tests' walks over the table are as short as they were.)
+        assert!(crate::testing::alone_in_child(|| {
+            let is_known = |fd| {
+                crate::api::on_socket(fd, libc::AF_INET, libc::SOCK_STREAM, 0);
+                matches!(get(fd), Entry::Fresh(_))
+            };
+            is_known(NUMBERS - 1) && !is_known(NUMBERS) && !is_known(c_int::MAX)
+        }));
+    }
+}

@@ -428,7 +428,7 @@ pub(crate) fn fcntl(fd: c_int, cmd: c_int, arg: usize) -> Ret {
 }
 
 #[cfg(test)]
-#[allow(clippy::unwrap_used, reason = "tests may fail loudly")]
+#[allow(clippy::unwrap_used, clippy::indexing_slicing, reason = "tests may fail loudly")]
 mod tests {
     extern crate std;
     use super::*;
@@ -470,6 +470,19 @@ mod tests {
         let said = closer.join().unwrap();
         let is_there = sys::fcntl(fd, libc::F_GETFD, 0) >= 0;
         in_time.then_some(said == -(libc::EBADF as Ret) && is_there)
+    }
+
+    #[test]
+    fn a_duplicate_beyond_the_table_is_not_followed() {
+        use crate::path::tests::{A, close_both, promoted_within_the_host};
+        /// (docs/manual/limits.md)
+        const NUMBERS: c_int = 1_048_576;
+        let ends = promoted_within_the_host();
+        let (fd, s, g) = (ends[A].fd, ends[A].socket, ends[A].socket.generation16());
+        note_dup(fd, NUMBERS);
+        assert!(!fd_table::is_named(NUMBERS, s, g) && s.published.receives_fast());
+        let _ = s.count_names(g, |n| n - 1);
+        close_both(ends);
     }
 
     #[test]

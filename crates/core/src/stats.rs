@@ -309,6 +309,25 @@ mod tests {
         assert_eq!(h.counter(Counter::RecordsExhausted), 0);
     }
 
+    #[test]
+    fn one_connection_more_than_there_are_records_is_not_shown() {
+        /// (docs/manual/limits.md)
+        const SHOWN: usize = 65_536;
+        crate::testing::init();
+        assert!(crate::testing::alone_in_child(|| {
+            after_fork_in_child();
+            let first = open(7, Reason::Negotiating);
+            let opens = || !open(7, Reason::Negotiating).is_null();
+            let all = (1..SHOWN).all(|_| opens());
+            let ends = !opens() && header().unwrap().counter(Counter::RecordsExhausted) == 1;
+            // SAFETY: a record of the segment, which is never unmapped.
+            unsafe { first.as_ref() }.is_some_and(|first| {
+                close(first);
+                all && ends && opens() && !opens()
+            })
+        }));
+    }
+
     /// As the tools do: the counters first, then the records.
     fn moved_by_all() -> u64 {
         let h = header().unwrap();

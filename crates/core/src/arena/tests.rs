@@ -41,6 +41,14 @@ fn an_arena_holds_at_least_one_connection() {
 }
 
 #[test]
+fn a_ring_has_room_for_sixteen_buffers() {
+    assert_eq!(Pool::new(&Config::default()).ring_bytes(), 256 << 10);
+    for buffer in [4096, 65_536] {
+        assert_eq!(pool(buffer, buffer, buffer).ring_bytes(), 16 * buffer as usize);
+    }
+}
+
+#[test]
 fn odd_buffer_sizes_give_rings_that_are_powers_of_two() {
     for buffer in [4096, 12288, 20480, 1 << 28, u32::MAX] {
         let ring = pool(buffer, buffer, buffer).ring_bytes();

@@ -742,3 +742,40 @@ pub(super) fn after_fork_in_child() {
     SHARED.store(0, Relaxed);
     INHERITED.store(some, Relaxed);
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{carrier, numbers, testing};
+    use netacc_control::config::Config;
+
+    /// (docs/manual/limits.md)
+    const MOST: usize = 32;
+
+    fn listens() -> c_int {
+        let fd = sys::socket(libc::AF_INET, libc::SOCK_STREAM | libc::SOCK_CLOEXEC, 0) as c_int;
+        let (raw, len) = carrier::sockaddr(([127, 0, 0, 1], 0).into());
+        let _ = sys::bind(fd, raw.get(..len).unwrap_or(&[]));
+        let _ = sys::listen(fd, 8);
+        on_listen(fd);
+        fd
+    }
+
+    #[test]
+    fn one_listener_more_than_there_is_room_for_has_only_the_kernels_connections() {
+        testing::init();
+        config::from_here_on(Config { fast_connect: true, ..config::get().clone() });
+        // (Other tests have listeners, too.)
+        assert!(testing::alone_in_child(|| {
+            numbers::after_fork_in_child();
+            wait::after_fork_in_child();
+            after_fork_in_child();
+            let all = (0..MOST).all(|_| listener(listens()).is_some());
+            let more = listens();
+            let none = listener(more).is_none();
+            listeners().next().into_iter().for_each(Listener::end);
+            on_listen(more);
+            all && none && listener(more).is_some()
+        }));
+    }
+}

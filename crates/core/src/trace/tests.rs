@@ -337,6 +337,34 @@ fn rings_of_connections_that_are_over_serve_again() {
 }
 
 #[test]
+fn one_connection_more_than_there_are_rings_is_not_followed() {
+    /// (docs/manual/limits.md)
+    const FOLLOWED: u32 = 16_383;
+    on();
+    assert!(alone_in_child(|| {
+        after_fork_in_child();
+        // (The library's own thread makes room between two tries; who looks for a ring that is free
+        // again looks at some.)
+        let follows = |tries: u32| {
+            (0..tries).any(|_| {
+                NOT_BEFORE.store(0, Relaxed);
+                opens_once() || {
+                    keep_ready();
+                    false
+                }
+            })
+        };
+        let first = follows(3);
+        // It has no name from here on, so it may be larger than a name's share of the directory.
+        file::remove();
+        let all = (1..FOLLOWED).all(|_| follows(3));
+        let ends = !follows(1000);
+        close(super::ring(FOLLOWED / 2).unwrap(), false);
+        first && all && ends && follows(1000) && !follows(1000)
+    }));
+}
+
+#[test]
 fn threads_never_lose_an_event() {
     let ring = opened();
     std::thread::scope(|scope| {

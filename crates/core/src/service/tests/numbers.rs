@@ -49,6 +49,12 @@ fn who_accepts_beyond_the_names_of_a_port_has_one_when_another_goes() {
     assert_eq!(offer_of(cs).slot, offer_of(as_).slot);
 }
 
+/// What a channel costs, in tenths of a MiB.
+#[test]
+fn the_control_memory_of_a_channel_is_no_larger_than_is_said() {
+    assert_eq!((size_of::<crate::channel::ChannelMem>() * 10).div_ceil(1 << 20), 23);
+}
+
 #[test]
 fn the_port_that_was_not_used_for_longest_is_looked_for_again() {
     let (a, c, net) = both();
