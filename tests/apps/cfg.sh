@@ -140,4 +140,11 @@ told too-many 1 'too many configurations' "${CFG[@]}" set NACC_POLL_TCP_US 71 -p
 told goes-back 0 '-> 50' "${CFG[@]}" set NACC_POLL_TCP_US 50 -p "$PID"
 same used-to-the-end done "$(tell use)"
 same no-complaints '' "$(cat "$TMP/client.err" "$TMP/server.err")"
+
+# The process becomes another program, which has what it was started with.
+same before-exec 2 "$("${CFG[@]}" get NACC_LOG_LEVEL -p "$PID")"
+same exec "$PID" "$(tell exec)"
+tell open 1 >/dev/null
+if becomes 1 on_path shm; then ok accelerated-behind-exec; else fail accelerated-behind-exec "$("$SS" -s sock "$PID")"; fi
+same gone-with-exec 3 "$("${CFG[@]}" get NACC_LOG_LEVEL -p "$PID")"
 finish

@@ -4,7 +4,8 @@ cfg_app.py server PORT
 cfg_app.py client PORT: `open N` makes N connections and uses them until they can be accelerated;
 `use` sends on all and compares what comes back; `fork` goes on in a child, too, which makes a
 connection of its own; `fast-open` makes a connection with its first bytes; `pass` makes one and
-passes it to the last child; `end`. Each is answered by a line.
+passes it to the last child; `exec` begins anew, in the same process; `end`. Each is answered by a
+line.
 """
 import os
 import select
@@ -97,6 +98,8 @@ def client(port):
                 with socket.create_connection(("127.0.0.1", port)) as connection:
                     socket.send_fds(to_child, [b"."], [connection.fileno()])
                 to_child.recv(100)
+            case ["exec"]:
+                os.execv(sys.executable, [sys.executable, *sys.argv])
             case ["end"]:
                 return
         print("done", flush=True)

@@ -793,14 +793,24 @@ SWITCH = 8_000_000
 
 @case
 def server_off_switch(s):
+    """Off in the middle, and on again behind that: it stays in the kernel."""
     both_ways(s, 16, 17, SWITCH)
     is_back(s)
+    end = time.monotonic() + PATIENCE
+    while path(s) is not None and not os.path.exists(ENOUGH):
+        if time.monotonic() > end:
+            raise TimeoutError("it is not on again")
+        time.sleep(0.01)
+    both_ways(s, 18, 19, SWITCH)
+    if path(s) not in (None, 0):
+        raise ValueError(f"on path {path(s)} again: {why(s)}")
     s.sendall(b"d")
 
 
 @case
 def client_off_switch(s):
     both_ways(s, 17, 16, SWITCH)
+    both_ways(s, 19, 18, SWITCH)
     say(all_of(s, 1))
 
 
@@ -930,12 +940,23 @@ def ss(pid, *words):
     return json.loads(done.stdout) if done.returncode == 0 and done.stdout else {}
 
 
-def switch_off(server, _world):
-    time.sleep(0.1)
-    done = subprocess.run([f"{LIB_DIR}/netacc", "cfg", "set", "NACC_ENABLE_RDMA_DEFAULT", "0", "-p", str(server.pid)],
+def switch(server, value):
+    done = subprocess.run([f"{LIB_DIR}/netacc", "cfg", "set", "NACC_ENABLE_RDMA_DEFAULT", value, "-p", str(server.pid)],
                           capture_output=True, text=True, timeout=30)
     if done.returncode != 0:
         raise RuntimeError(done.stderr)
+
+
+def switch_off(server, _world):
+    time.sleep(0.1)
+    switch(server, "0")
+
+
+def switch_off_and_on(server, world):
+    switch_off(server, world)
+    until(lambda: ss(server.pid, "--path", "tcp").get("sockets"), "it is not given back")
+    switch(server, "1")
+    open(ENOUGH, "w").close()
 
 
 def report(verdict, name, detail=""):
@@ -957,7 +978,7 @@ def suite(chosen):
         for name in sorted(CASES):
             if name == "packets-are-lost" or (chosen and not any(name.startswith(c) for c in chosen)):
                 continue
-            meanwhile = {"off-switch": switch_off, "device-goes-down": device_down,
+            meanwhile = {"off-switch": switch_off_and_on, "device-goes-down": device_down,
                          "waits-while-the-device-is-down": device_down, "mtu-is-lowered": mtu}.get(name)
             rounds = ROUNDS if name.startswith(("streams", "is-killed", "off-switch")) else 1
             try:
