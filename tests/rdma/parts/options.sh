@@ -5,13 +5,14 @@
 # shellcheck shell=bash disable=SC2154
 of_a_device='NACC_SOR_MSG_SIZE NACC_RDMA_MR_MIN_INC_SIZE NACC_RDMA_MR_MAX_INC_SIZE NACC_SOR_CONN_PER_QP NACC_SOR_IO_THREADS
 NACC_EMPTY_QP_EXPIRE_MS NACC_EMPTY_QP_MAX_ALL NACC_EMPTY_QP_MAX_PER NACC_CQ_COMP_VECTOR NACC_RDMA_STALL_MS'
+compile vectors -shared -fPIC
 of_no_path='-NACC_IO_URING -NACC_LOG_LEVEL -NACC_LOG_PATH -NACC_POLL_TCP_US'
 for kind in rxe siw; do
   wanted=
   [ -z "${NETACC_RIG_BRIEF:-}" ] || wanted=$of_no_path
   [ $kind = rxe ] || wanted=$of_a_device
   wanted=${wanted//$'\n'/ }
-  LIMIT=600 rig one --device $kind --memory 700 "python3 -B /rig/tree/tests/apps/options_app.py check rdma 10.0.0.1 $wanted 2>&1"
+  LIMIT=600 rig one --device $kind --memory 700 "NETACC_VECTORS=/rig/exchange/vectors python3 -B /rig/tree/tests/apps/options_app.py check rdma 10.0.0.1 $wanted 2>&1"
   if [ "$STATUS" = 0 ]; then ok "options-$kind" "$(grep -c ' ok$' <<<"$OUT") options"; else fail "options-$kind" "status $STATUS
 $(grep -v ' ok$' <<<"$OUT")
 $ERR"; fi

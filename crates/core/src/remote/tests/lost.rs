@@ -4,6 +4,7 @@
 use super::*;
 use crate::channel::Side;
 use crate::socket::Named;
+use crate::trace::{self, Event, Slow};
 use netacc_control::config::Config;
 use netacc_verbs::fabric::Fabric as _;
 
@@ -522,6 +523,40 @@ fn what_does_not_arrive_goes_over_tcp_within_a_quarter_of_a_second() {
             rig.exchange(i, 10_000);
             rig.finish();
         }
+    }
+}
+
+/// What stood still on a pair that is given up is told, and makes its trace worth being kept; not
+/// where no wait is too long.
+#[test]
+fn a_pair_on_which_nothing_arrives_is_in_the_trace() {
+    testing::init();
+    for (trace_slow_ms, is_told) in [(5000, true), (0, false)] {
+        let config = Config { trace: true, trace_slow_ms, ..config::get().clone() };
+        config::with(config, || {
+            let mut rig = Rig::new(Order::Prompt, Model::ROCE, 2);
+            let i = rig.connect(0, 1);
+            rig.promoted(i);
+            let s = rig.conns[i][C].socket;
+            // (The library's own thread makes room for it, which this one is here.)
+            rig.until("it is traced", |r| {
+                trace::keep_ready();
+                r.exchange(i, 100);
+                testing::pass_ns(2_000_000_000);
+                s.trace(Event::Doorbell, 0);
+                s.ring.load(Relaxed) != 0
+            });
+            let ring = trace::ring(s.ring.load(Relaxed)).unwrap();
+            assert_eq!(ring.worth.load(Relaxed), 0);
+            rig.wires.mute(&rig.hosts[0].fabric, true);
+            rig.exchange(i, 10_000);
+            let slow = ring.events.iter().find(|[a, _]| a.load(Relaxed) & 63 == Event::Slow as u64);
+            let waits = slow.map(|[_, what]| what.load(Relaxed) & 0xff);
+            assert_eq!(waits, is_told.then_some(Slow::Rdma as u64), "{trace_slow_ms}");
+            assert_eq!(ring.worth.load(Relaxed) != 0, is_told);
+            rig.wires.mute(&rig.hosts[0].fabric, false);
+            rig.finish();
+        });
     }
 }
 
