@@ -5,7 +5,7 @@ use crate::segment::Process;
 use crate::selection::Order;
 use crate::trace::{self, Trace};
 use netacc_control::stats::Connection;
-use netacc_control::trace::{Latency, State, Times, bucket_end};
+use netacc_control::trace::{Latency, RingText, State, Times, bucket_end};
 use serde_json::{Value, json};
 use std::collections::HashMap;
 use std::net::SocketAddr;
@@ -15,6 +15,8 @@ use std::time::{Duration, Instant};
 type Both = [Times; 2];
 /// A connection: descriptor, both ends.
 type Key = (u32, Option<SocketAddr>, Option<SocketAddr>);
+/// A process: its number, and when its statistics began.
+type ProcessKey = (u32, u64);
 
 /// Of a process's open connections, those that were measured.
 #[derive(Debug, Default)]
@@ -30,8 +32,8 @@ impl Latencies {
         if trace.head.latencies == 0 {
             return Latencies::default();
         }
-        let rings = trace.rings().into_iter().filter(|ring| ring.state == State::Open as u32);
-        let measured = rings.filter_map(|r| Some(((r.fd, r.local, r.peer), trace.latencies(&r)?)));
+        let measured =
+            trace.open_rings().filter_map(|(_, r)| Some((key(&r), trace.latencies(&r)?)));
         Latencies(measured.collect())
     }
 
@@ -69,7 +71,7 @@ impl Latencies {
 /// All that processes have measured, of connections that are over, too; looked at again and again.
 /// (To find a process's trace takes a look at each of its descriptors: it is kept.)
 #[derive(Debug, Default)]
-pub struct Looks(HashMap<(u32, u64), (Instant, Option<Trace>)>);
+pub struct Looks(HashMap<ProcessKey, (Instant, Option<Trace>)>);
 
 /// A process that has no trace may have one by then.
 const AGAIN: Duration = Duration::from_secs(10);
@@ -92,15 +94,69 @@ impl Looks {
         self.0 = now;
         found
     }
+}
 
-    /// Those of one process's open connections; nothing is kept of others.
-    pub fn of_connections(&mut self, process: &Process) -> Latencies {
-        let key = (process.pid, process.header.started_unix_ns);
-        let (at, trace) = look(self.0.remove(&key), process.pid);
-        let measured = trace.as_ref().map(Latencies::in_trace).unwrap_or_default();
-        self.0 = HashMap::from([(key, (at, trace))]);
-        measured
+/// Of one process's open connections those that are asked for, again and again. Which ring of the
+/// trace each has is kept: of ten thousand that nobody sees nothing is read.
+#[derive(Debug, Default)]
+pub struct Places(Option<OfProcess>);
+
+#[derive(Debug)]
+struct OfProcess {
+    key: ProcessKey,
+    looked: Option<(Instant, Option<Trace>)>,
+    rings: HashMap<Key, usize>,
+    /// One was asked for that has none of them.
+    lacks: bool,
+    /// When they are looked for again.
+    next: Instant,
+}
+
+/// To look for them takes at most one of so many parts of the time.
+const PARTS: u32 = 200;
+
+impl Places {
+    /// Looks at a process again; nothing is kept of others.
+    pub fn look(&mut self, key: ProcessKey) {
+        let now = Instant::now();
+        let known = self.0.take().filter(|known| known.key == key);
+        let new = OfProcess { key, looked: None, rings: HashMap::new(), lacks: true, next: now };
+        let it = self.0.insert(known.unwrap_or(new));
+        let looked = look(it.looked.take(), key.0);
+        let (_, trace) = it.looked.insert(looked);
+        let measures = trace.as_ref().filter(|trace| trace.head.latencies != 0);
+        if let Some(trace) = measures.filter(|_| it.lacks && now >= it.next) {
+            it.rings = trace.open_rings().map(|(i, ring)| (self::key(&ring), i)).collect();
+            it.lacks = false;
+            it.next = Instant::now() + now.elapsed() * PARTS;
+        }
     }
+
+    /// What was measured of these connections of a process; `None`: it was not looked at.
+    pub fn of<'a>(
+        &mut self,
+        key: ProcessKey,
+        all: impl Iterator<Item = &'a Connection>,
+    ) -> Option<Latencies> {
+        let it = self.0.as_mut().filter(|it| it.key == key)?;
+        let mut measured = HashMap::new();
+        let (_, Some(trace)) = it.looked.as_ref()? else { return Some(Latencies(measured)) };
+        for connection in all {
+            let key = (connection.fd, connection.local, connection.peer);
+            let ring = it.rings.get(&key).and_then(|i| trace.ring_head(*i));
+            // (The connection may be over, and another one have the ring.)
+            let is = |ring: &RingText| ring.state == State::Open as u32 && self::key(ring) == key;
+            match ring.filter(is) {
+                Some(ring) => measured.extend(trace.latencies(&ring).map(|times| (key, times))),
+                None => it.lacks = true,
+            }
+        }
+        Some(Latencies(measured))
+    }
+}
+
+fn key(ring: &RingText) -> Key {
+    (ring.fd, ring.local, ring.peer)
 }
 
 /// A process's trace as it is now, by what was known of it.
@@ -195,8 +251,16 @@ pub fn duration(ns: u64) -> String {
 mod tests {
     use super::*;
     use crate::selection::Selection;
+    use crate::trace::READS;
     use netacc_control::stats::ConnRecord;
+    use netacc_control::trace::{
+        self, BUCKETS, EVENTS_FIRST, HEADER_BYTES, Header, MAGIC, NAME, RING_BYTES,
+        RING_HEAD_BYTES, Ring, VERSION,
+    };
+    use rustix::fs::{MemfdFlags, memfd_create};
+    use std::fs::File;
     use std::mem::{offset_of, size_of};
+    use std::os::unix::fs::FileExt;
 
     fn times(counts: &[(usize, u64)], max_ns: u64) -> Times {
         let mut times = Times { max_ns, sum_ns: 0, counts: vec![0; 124] };
@@ -248,6 +312,81 @@ mod tests {
             let shown = selection.of(&all, measured.by(order));
             assert_eq!(shown.iter().map(|c| c.fd).collect::<Vec<_>>(), fds, "{order:?}");
         }
+    }
+
+    /// A connection, and its ring's number.
+    fn numbered(number: usize) -> Connection {
+        let mut record = [0; size_of::<ConnRecord>()];
+        record[offset_of!(ConnRecord, fd)..][..4].copy_from_slice(&(number as u32).to_ne_bytes());
+        Connection::read_closed(&record)
+    }
+
+    /// A trace of this process: as many connections, each with a time of so many microseconds as
+    /// its number says.
+    fn traced(connections: usize) -> File {
+        let mut bytes = vec![0; HEADER_BYTES + (2 * connections + 1) * RING_BYTES];
+        let mut put = |at: usize, value: usize| {
+            bytes[at..at + 4].copy_from_slice(&(value as u32).to_ne_bytes());
+        };
+        for (at, value) in [
+            (offset_of!(Header, version), VERSION as usize),
+            (offset_of!(Header, header_bytes), HEADER_BYTES),
+            (offset_of!(Header, ring_bytes), RING_BYTES),
+            (offset_of!(Header, ring_head_bytes), RING_HEAD_BYTES),
+            (offset_of!(Header, events_first), EVENTS_FIRST),
+            (offset_of!(Header, rings), 2 * connections + 1),
+            (offset_of!(Header, latencies), connections),
+            (offset_of!(Header, pid), std::process::id() as usize),
+        ] {
+            put(at, value);
+        }
+        for number in 1..=connections {
+            let (ring, place) = (number, connections + number);
+            let at = HEADER_BYTES + ring * RING_BYTES;
+            put(at + offset_of!(Ring, state), State::Open as usize);
+            put(at + offset_of!(Ring, fd), number);
+            put(at + offset_of!(Ring, number), number);
+            put(at + offset_of!(Ring, latencies), place);
+            let at = HEADER_BYTES + place * RING_BYTES;
+            put(at + offset_of!(trace::Latencies, state), State::Claimed as usize);
+            put(at + offset_of!(trace::Latencies, number), number);
+            put(at + offset_of!(trace::Latencies, max_ns), number * 1000);
+            // (In the last bucket: the longest says it.)
+            put(at + offset_of!(trace::Latencies, counts) + (BUCKETS - 1) * 8, 1);
+            let magic = at + offset_of!(trace::Latencies, magic);
+            put(magic, u32::from_le_bytes(*b"NETA") as usize);
+            put(magic + 4, u32::from_le_bytes(*b"CCLT") as usize);
+        }
+        bytes[..8].copy_from_slice(&MAGIC.to_ne_bytes());
+        let memory = memfd_create(NAME, MemfdFlags::CLOEXEC).unwrap();
+        let file = File::from(memory);
+        file.write_all_at(&bytes, 0).unwrap();
+        file
+    }
+
+    #[test]
+    fn of_many_connections_only_those_that_are_asked_for_are_read() {
+        const MANY: usize = 1000;
+        let _trace = traced(MANY);
+        let (key, mut places) = ((std::process::id(), 1), Places::default());
+        let shown: Vec<Connection> = [1, 500, MANY].map(numbered).into();
+        assert!(places.of(key, shown.iter()).is_none(), "it was not looked at");
+        places.look(key);
+        READS.set(0);
+        for _ in 0..3 {
+            places.look(key);
+            let found = places.of(key, shown.iter()).unwrap();
+            let p99 = shown.iter().map(|c| found.quantile(c, (Latency::Answer, 990)));
+            let expected = [1000u64, 500_000, 1_000_000].map(Some);
+            assert!(p99.eq(expected), "{found:?}");
+        }
+        assert_eq!(READS.get(), 3 * 2 * shown.len(), "a head and the times of each");
+        // One that is not there; and of another process nothing is known.
+        let found = places.of(key, [numbered(MANY + 1)].iter()).unwrap();
+        assert!(found.0.is_empty() && places.of((key.0, 2), shown.iter()).is_none());
+        // All of them at once, for a table.
+        let all = Latencies::of(key.0);
+        assert_eq!(all.0.len(), MANY);
     }
 
     #[test]

@@ -6,7 +6,9 @@
 
 use crate::segment;
 use crate::selection::Network;
-use netacc_control::trace::{DIRECTORY, Head, LatenciesText, NAME, RingText, Times};
+use netacc_control::trace::{
+    DIRECTORY, Head, LatenciesText, NAME, RING_HEAD_BYTES, RingText, State, Times,
+};
 use rustix::fs::{AtFlags, FileType, Mode, OFlags, SeekFrom, StatxFlags, statx};
 use rustix::io::Errno;
 use std::collections::HashSet;
@@ -111,31 +113,16 @@ impl Trace {
 
     /// Of these those that say something else than at the last look, which is kept in `seen`.
     pub fn changed_rings(&self, seen: &mut Vec<[u8; SEEN_BYTES]>) -> Vec<RingText> {
-        const BYTES_MAX: u64 = 256 << 20;
         let mut rings = Vec::new();
-        let there = self.file.metadata().map_or(0, |data| data.len()).min(BYTES_MAX);
         let (mut bytes, mut again) = (vec![0; self.head.ring_bytes], [0; SEEN_BYTES]);
-        let mut written = 0..0;
-        for i in 0..self.head.rings.max(1) {
-            let at = (self.head.rings_at as u64).saturating_add(i as u64 * bytes.len() as u64);
-            let behind = at.saturating_add(bytes.len() as u64);
-            if behind > there {
-                break;
-            }
-            // What nobody has written costs its owner nothing: it is not to cost the reader.
-            if written.end < behind {
-                written = self::written(&self.file, at);
-            }
-            if written.start >= behind {
-                continue;
-            }
+        for (i, at) in self.written_rings() {
             // (Most connections do nothing most of the time.)
             let was = seen.get(i).copied();
             let is_read = was.is_some() && self.file.read_exact_at(&mut again, at).is_ok();
             if is_read && was == Some(again) {
                 continue;
             }
-            if self.file.read_exact_at(&mut bytes, at).is_err() {
+            if self.read(&mut bytes, at).is_none() {
                 break;
             }
             let behind = self.file.read_exact_at(&mut again, at).is_ok() && self.is_live;
@@ -151,6 +138,51 @@ impl Trace {
         rings
     }
 
+    /// The rings that somebody has written to: which one it is, and where.
+    fn written_rings(&self) -> impl Iterator<Item = (usize, u64)> {
+        const BYTES_MAX: u64 = 256 << 20;
+        let there = self.file.metadata().map_or(0, |data| data.len()).min(BYTES_MAX);
+        let (first, bytes) = (self.head.rings_at as u64, self.head.ring_bytes as u64);
+        let mut written = 0..0;
+        let places = (0..self.head.rings.max(1))
+            .map(move |i| (i, first.saturating_add((i as u64).saturating_mul(bytes))));
+        let whole = places.take_while(move |(_, at)| at.saturating_add(bytes) <= there);
+        // What nobody has written costs its owner nothing: it is not to cost the reader.
+        whole.filter(move |(_, at)| {
+            if written.end < at.saturating_add(bytes) {
+                written = self::written(&self.file, *at);
+            }
+            written.start < at.saturating_add(bytes)
+        })
+    }
+
+    /// The connections that are open, without events, and which ring each has.
+    pub fn open_rings(&self) -> impl Iterator<Item = (usize, RingText)> {
+        let rings = self.written_rings().filter_map(|(i, _)| Some((i, self.ring_head(i)?)));
+        rings.filter(|(_, ring)| ring.state == State::Open as u32)
+    }
+
+    /// Of which connection a ring is, without events.
+    pub fn ring_head(&self, i: usize) -> Option<RingText> {
+        let mut bytes = [0; RING_HEAD_BYTES];
+        let bytes = bytes.get_mut(..self.head.ring_bytes.min(RING_HEAD_BYTES))?;
+        self.read(bytes, self.place(i)?)?;
+        RingText::read_head(bytes)
+    }
+
+    /// Where a ring is.
+    fn place(&self, i: usize) -> Option<u64> {
+        let before = (i as u64).checked_mul(self.head.ring_bytes as u64)?;
+        (self.head.rings_at as u64).checked_add(before)
+    }
+
+    /// Reads a ring, or what it begins with.
+    fn read(&self, bytes: &mut [u8], at: u64) -> Option<()> {
+        #[cfg(test)]
+        READS.set(READS.get() + 1);
+        self.file.read_exact_at(bytes, at).ok()
+    }
+
     /// How long the answers of a ring's connection took, or of the process's; `None`: that was not
     /// measured.
     pub fn latencies(&self, ring: &RingText) -> Option<[Times; 2]> {
@@ -159,9 +191,7 @@ impl Trace {
             return None;
         }
         let mut bytes = vec![0; self.head.ring_bytes];
-        let at =
-            (self.head.rings_at as u64).checked_add((i as u64).checked_mul(bytes.len() as u64)?);
-        self.file.read_exact_at(&mut bytes, at?).ok()?;
+        self.read(&mut bytes, self.place(i)?)?;
         // (The connection may be over, and another one have the place.)
         LatenciesText::read(&bytes).filter(|it| it.number == ring.number).map(|it| it.times)
     }
@@ -169,7 +199,7 @@ impl Trace {
     /// The process's own ring.
     pub fn own_ring(&self) -> Option<RingText> {
         let mut bytes = vec![0; self.head.ring_bytes];
-        self.file.read_exact_at(&mut bytes, self.head.rings_at as u64).ok()?;
+        self.read(&mut bytes, self.place(0)?)?;
         RingText::read(&self.head, &bytes, None)
     }
 
@@ -182,6 +212,12 @@ impl Trace {
             (false, false) => "killed",
         }
     }
+}
+
+#[cfg(test)]
+std::thread_local! {
+    /// How often this thread has read a ring, or what one begins with.
+    pub(crate) static READS: std::cell::Cell<usize> = const { std::cell::Cell::new(0) };
 }
 
 /// The same as a part of a sentence.

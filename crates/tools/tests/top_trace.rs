@@ -45,13 +45,20 @@ impl Memory {
 }
 
 const FD: u32 = 4711;
+const PORT: u32 = 40000;
 const LOCAL: u64 = 0x7f00_0001_0000_0000;
 const PEER: u64 = 0x7f00_0002_0000_0000;
 
 /// Statistics of this process with one open connection.
 fn statistics(traces: &str) -> Memory {
+    statistics_of(traces, 1)
+}
+
+/// With so many: each has a descriptor, and its peer a port, one above that of the one before.
+fn statistics_of(traces: &str, connections: u32) -> Memory {
     use stats::Header;
-    let memory = Memory::new(MEMFD_NAME, CONNS_OFFSET + 16 * size_of::<ConnRecord>());
+    let bytes = connections as usize * size_of::<ConnRecord>();
+    let memory = Memory::new(MEMFD_NAME, CONNS_OFFSET + bytes);
     let of = |name: &str| (name == "NACC_TRACE").then(|| traces.to_owned());
     let (config, origins) = Config::resolve(None, &of, &[], NO_USERS).unwrap();
     let text = config.render(&origins);
@@ -61,29 +68,36 @@ fn statistics(traces: &str) -> Memory {
     memory.words(&[
         (offset_of!(Header, version), stats::VERSION),
         (offset_of!(Header, pid), std::process::id()),
-        (offset_of!(Header, conn_capacity), 16),
-        (offset_of!(Header, conn_high_water), 1),
+        (offset_of!(Header, conn_capacity), connections),
+        (offset_of!(Header, conn_high_water), connections),
         (offset_of!(Header, config_len), text.len() as u32),
     ]);
-    memory.words(
-        &[
-            (offset_of!(ConnRecord, state), 1),
-            (offset_of!(ConnRecord, fd), FD),
-            (offset_of!(ConnRecord, family), 2),
-            (offset_of!(ConnRecord, local_port), 6379),
-            (offset_of!(ConnRecord, peer_port), 40000),
-        ]
-        .map(|(at, word)| (CONNS_OFFSET + at, word)),
-    );
-    memory.long(CONNS_OFFSET + offset_of!(ConnRecord, local_addr), LOCAL);
-    memory.long(CONNS_OFFSET + offset_of!(ConnRecord, peer_addr), PEER);
-    memory.long(CONNS_OFFSET + offset_of!(ConnRecord, opened_unix_ns), 1);
+    for n in 0..connections {
+        let record = CONNS_OFFSET + n as usize * size_of::<ConnRecord>();
+        memory.words(
+            &[
+                (offset_of!(ConnRecord, state), 1),
+                (offset_of!(ConnRecord, fd), FD + n),
+                (offset_of!(ConnRecord, family), 2),
+                (offset_of!(ConnRecord, local_port), 6379),
+                (offset_of!(ConnRecord, peer_port), PORT + n),
+            ]
+            .map(|(at, word)| (record + at, word)),
+        );
+        memory.long(record + offset_of!(ConnRecord, local_addr), LOCAL);
+        memory.long(record + offset_of!(ConnRecord, peer_addr), PEER);
+        memory.long(record + offset_of!(ConnRecord, opened_unix_ns), 1);
+    }
     memory
 }
 
 /// A trace of this process: its own ring, and two.
 fn traced() -> Memory {
-    let memory = Memory::new(NAME, HEADER_BYTES + 3 * RING_BYTES);
+    traced_in(3)
+}
+
+fn traced_in(rings: usize) -> Memory {
+    let memory = Memory::new(NAME, HEADER_BYTES + rings * RING_BYTES);
     let mut table = String::new();
     write_table(&mut |text| table.push_str(text));
     memory.long(offset_of!(Header, magic), trace::MAGIC);
@@ -93,7 +107,7 @@ fn traced() -> Memory {
         (offset_of!(Header, ring_bytes), RING_BYTES as u32),
         (offset_of!(Header, ring_head_bytes), RING_HEAD_BYTES as u32),
         (offset_of!(Header, events_first), EVENTS_FIRST as u32),
-        (offset_of!(Header, rings), 3),
+        (offset_of!(Header, rings), rings as u32),
         (offset_of!(Header, pid), std::process::id()),
         (offset_of!(Header, table_at), offset_of!(Header, table) as u32),
         (offset_of!(Header, table_bytes), table.len() as u32),
@@ -104,6 +118,16 @@ fn traced() -> Memory {
 
 /// A ring of a connection with that descriptor from that port.
 fn ring(memory: &Memory, index: usize, state: State, port: u32, events: &[(Event, u64)]) {
+    ring_of(memory, index, state, (FD, port), events);
+}
+
+fn ring_of(
+    memory: &Memory,
+    index: usize,
+    state: State,
+    (fd, port): (u32, u32),
+    events: &[(Event, u64)],
+) {
     let ring = HEADER_BYTES + index * RING_BYTES;
     for (index, (event, what)) in events.iter().enumerate() {
         let at = ring + RING_HEAD_BYTES + index * EVENT_BYTES;
@@ -115,7 +139,7 @@ fn ring(memory: &Memory, index: usize, state: State, port: u32, events: &[(Event
     memory.long(ring + offset_of!(Ring, peer_addr), PEER);
     memory.words(
         &[
-            (offset_of!(Ring, fd), FD),
+            (offset_of!(Ring, fd), fd),
             (offset_of!(Ring, family), 2),
             (offset_of!(Ring, local_port), 6379),
             (offset_of!(Ring, peer_port), port),
@@ -185,4 +209,50 @@ fn where_there_are_no_events_it_says_why() {
             assert_eq!(top.ended().code(), Some(0), "{}", top.text());
         }
     }
+}
+
+/// Another ring has the times of that one: a single one, of so many microseconds.
+fn times(memory: &Memory, [ring, place]: [usize; 2], microseconds: u64) {
+    use trace::{BUCKETS, Latencies};
+    let at = HEADER_BYTES + place * RING_BYTES;
+    memory.long(at + offset_of!(Latencies, number), ring as u64);
+    memory.long(at + offset_of!(Latencies, max_ns), microseconds * 1000);
+    // (The last bucket has no end: the longest time is told.)
+    memory.long(at + offset_of!(Latencies, counts) + (BUCKETS - 1) * 8, 1);
+    memory.put(at + offset_of!(Latencies, magic), b"NETACCLT");
+    memory.words(&[
+        (at + offset_of!(Latencies, state), State::Claimed as u32),
+        (HEADER_BYTES + ring * RING_BYTES + offset_of!(Ring, latencies), place as u32),
+    ]);
+}
+
+#[test]
+fn of_many_connections_the_answers_of_those_that_are_seen_are_shown() {
+    const MANY: u32 = 500;
+    let _alone = alone();
+    let _statistics = statistics_of("2", MANY);
+    let traced = traced_in(2 * MANY as usize + 1);
+    let place = |n: u32| [1 + n as usize, (1 + MANY + n) as usize];
+    for n in 0..MANY {
+        ring_of(&traced, place(n)[0], State::Open, (FD + n, PORT + n), &[(Event::Eof, 0)]);
+        times(&traced, place(n), 111);
+    }
+    traced.words(&[(offset_of!(Header, latencies), MANY)]);
+    let last = place(MANY - 1);
+    times(&traced, last, 222);
+    let mut top = Top::new(160, &[&std::process::id().to_string(), "-d", "0.1"]);
+    top.shows(&["500openconnections", "127.0.0.2:40000", "111us"]);
+    assert!(!top.text().contains("222us"), "{}", top.text());
+    top.press("\u{1b}[F");
+    top.redraws(170, "222us");
+    times(&traced, last, 333);
+    top.redraws(170, "333us");
+    // Its ring is another one from here on, as that of a connection with the same numbers would be.
+    ring_of(&traced, last[0], State::Closed, (FD, PORT), &[(Event::Eof, 0)]);
+    let [_, free] = last;
+    ring_of(&traced, free, State::Open, (FD + MANY - 1, PORT + MANY - 1), &[(Event::Eof, 0)]);
+    times(&traced, [free, last[0]], 444);
+    top.redraws(170, "444us");
+    top.press("q");
+    assert_eq!(top.ended().code(), Some(0), "{}", top.text());
 }

@@ -230,16 +230,12 @@ impl RingText {
     /// somebody may be writing. `None`: nothing was ever in it, or it changed under the reader.
     pub fn read(head: &Head, bytes: &[u8], again: Option<&[u8]>) -> Option<RingText> {
         let bytes = bytes.get(..head.ring_bytes)?;
-        let word = |at| u32_at(bytes, at);
         let long = |at| u64_at(bytes, at);
-        let recorded = long(0)?;
-        let (state, number) = (word(at::STATE)?, long(at::NUMBER)?);
-        if state == State::Free as u32 || state == State::Claimed as u32 {
-            return None;
-        }
+        let ring = RingText::read_head(bytes)?;
+        let recorded = ring.recorded;
         let now = match again {
             None => recorded,
-            Some(again) if u64_at(again, at::NUMBER)? == number => u64_at(again, 0)?,
+            Some(again) if u64_at(again, at::NUMBER)? == ring.number => u64_at(again, 0)?,
             Some(_) => return None,
         };
         let room = head.ring_bytes.checked_sub(head.ring_head_bytes)? / super::EVENT_BYTES;
@@ -261,13 +257,26 @@ impl RingText {
             let number = first & ((1 << KIND_BITS) - 1);
             events.push((index, number as u32, whole_time(first >> TIME_AT, began_ns), what));
         }
+        Some(RingText { written, events, ..ring })
+    }
+
+    /// Of which connection a ring is, by its first bytes, without events. `None`: nothing was ever
+    /// in it.
+    pub fn read_head(bytes: &[u8]) -> Option<RingText> {
+        let word = |at| u32_at(bytes, at);
+        let long = |at| u64_at(bytes, at);
+        let state = word(at::STATE)?;
+        if state == State::Free as u32 || state == State::Claimed as u32 {
+            return None;
+        }
         let address = |address: usize, port: usize| {
             let ip = unpack_ip(word(at::FAMILY)?, long(address)?, long(address + 8)?)?;
             Some(SocketAddr::new(ip, word(port)? as u16))
         };
+        let recorded = long(0)?;
         Some(RingText {
             state,
-            number,
+            number: long(at::NUMBER)?,
             fd: word(at::FD)?,
             began_ns: long(at::RING_BEGAN)?,
             local: address(at::LOCAL_ADDR, at::LOCAL_PORT),
@@ -275,8 +284,8 @@ impl RingText {
             peer_pid: word(at::PEER_PID)?,
             latencies: word(at::RING_LATENCIES)?,
             recorded,
-            written,
-            events,
+            written: recorded,
+            events: Vec::new(),
         })
     }
 }

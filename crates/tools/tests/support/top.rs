@@ -89,6 +89,24 @@ impl Top {
         }
     }
 
+    /// Has it draw all anew, in so many columns or one more, until it has written this. (Of a
+    /// picture like the one before only what differs is written.)
+    pub fn redraws(&mut self, columns: u16, word: &str) {
+        let end = Instant::now() + PATIENCE;
+        for more in [0, 1].into_iter().cycle() {
+            self.resize(columns + more);
+            let next = Instant::now() + Duration::from_millis(200);
+            let left = || next.saturating_duration_since(Instant::now());
+            while let Ok(more) = self.said.recv_timeout(left()) {
+                self.all.extend_from_slice(&more);
+            }
+            if self.text().contains(word) {
+                return;
+            }
+            assert!(Instant::now() < end, "{word}: {:?}", self.text());
+        }
+    }
+
     pub fn press(&mut self, keys: &str) {
         self.keys.write_all(keys.as_bytes()).unwrap();
     }

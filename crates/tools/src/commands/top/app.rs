@@ -1,7 +1,7 @@
 //! What `netacc top` knows: two looks at every process, and where in them the user is.
 
 use super::story::Story;
-use crate::latencies::{self, Latencies, duration};
+use crate::latencies::{Latencies, Places, duration};
 use crate::processes::{Found, Looks};
 use crate::rates::Change;
 use crate::segment::Process;
@@ -103,8 +103,9 @@ struct Look {
 #[derive(Debug)]
 pub(super) struct App {
     looks: Looks,
-    answers: latencies::Looks,
-    /// Of the process whose connections are shown, if it is this one: how long answers take.
+    answers: Places,
+    /// Of the process whose connections are shown, if it is this one: how long the answers of those
+    /// that are seen take.
     measured: Option<(u32, Latencies)>,
     before: Option<Look>,
     now: Option<Look>,
@@ -147,7 +148,7 @@ impl App {
     pub(super) fn new(pid: Option<u32>) -> App {
         App {
             looks: Looks::default(),
-            answers: latencies::Looks::default(),
+            answers: Places::default(),
             measured: None,
             before: None,
             now: None,
@@ -174,12 +175,26 @@ impl App {
         }
         self.learn(found, not_permitted, Instant::now());
         let mut answers = std::mem::take(&mut self.answers);
-        let measured = self.shown().map(|it| (it.pid, answers.of_connections(it)));
+        if let Some(process) = self.shown() {
+            answers.look(key(process));
+        }
         self.answers = answers;
-        self.measure(measured);
         self.look_closer();
     }
 
+    /// Reads how long the answers of the connections in these rows take.
+    pub(super) fn measure_rows(&mut self, rows: &[Row]) {
+        let mut answers = std::mem::take(&mut self.answers);
+        if let Some(process) = self.shown() {
+            let all = rows.iter().filter_map(|row| process.connections.get(row.index));
+            if let Some(measured) = answers.of(key(process), all) {
+                self.measured = Some((process.pid, measured));
+            }
+        }
+        self.answers = answers;
+    }
+
+    #[cfg(test)]
     pub(super) fn measure(&mut self, measured: Option<(u32, Latencies)>) {
         self.measured = measured;
     }
@@ -313,8 +328,7 @@ impl App {
     fn process(&self, (index, process): (usize, &Process)) -> Row {
         let change = self.change(process);
         let (sent, received) = change.map_or((0.0, 0.0), |change| change.bytes_per_second());
-        let identity = (process.pid, process.header.started_unix_ns);
-        Row { index, identity, sent, received, name: one_line(&process.name) }
+        Row { index, identity: key(process), sent, received, name: one_line(&process.name) }
     }
 
     fn connections(&self) -> Vec<Row> {
@@ -355,6 +369,11 @@ impl App {
         let (_, measured) = self.measured.as_ref().filter(|(pid, _)| Some(*pid) == self.pid)?;
         measured.quantile(connection, (Latency::Answer, 990))
     }
+}
+
+/// Which process it is, whoever had its number before.
+fn key(process: &Process) -> (u32, u64) {
+    (process.pid, process.header.started_unix_ns)
 }
 
 fn process_cells(process: &Process, [sent, received]: [String; 2]) -> Vec<String> {

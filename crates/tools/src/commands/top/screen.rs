@@ -53,7 +53,9 @@ pub(super) fn draw(frame: &mut Frame<'_>, app: &mut App) {
     // Those that have room below the head, to that of the user's.
     let room = usize::from(middle.height.saturating_sub(1));
     let first = app.row.saturating_sub(room.saturating_sub(1));
-    let body = rows.iter().skip(first).take(room).map(|row| {
+    let seen = rows.get(first..rows.len().min(first.saturating_add(room))).unwrap_or_default();
+    app.measure_rows(seen);
+    let body = seen.iter().map(|row| {
         let cells = app.cells(row);
         let cell = |at| cells.get(at).map_or("", String::as_str);
         Row::new(shown_columns().map(|(at, column)| of(column, cell(at))).collect::<Vec<_>>())
