@@ -12,7 +12,8 @@ use netacc_control::Config;
 use netacc_control::config::{NO_USERS, Request};
 use netacc_control::stats::{self, CONNS_OFFSET, ConnRecord};
 use netacc_control::trace::{
-    self, EVENT_BYTES, EVENTS_FIRST, Event, HEADER_BYTES, RING_BYTES, RING_HEAD_BYTES, write_table,
+    self, BUCKETS, EVENT_BYTES, EVENTS_FIRST, Event, HEADER_BYTES, Latencies, LatenciesText,
+    RING_BYTES, RING_HEAD_BYTES, write_table,
 };
 use std::mem::{offset_of, size_of};
 
@@ -71,7 +72,7 @@ fn segment() -> Vec<u8> {
 }
 
 fn trace_file() -> Vec<u8> {
-    let mut bytes = vec![0; HEADER_BYTES + 2 * RING_BYTES];
+    let mut bytes = vec![0; HEADER_BYTES + 3 * RING_BYTES];
     let mut table = String::new();
     write_table(&mut |text| table.push_str(text));
     let table_at = offset_of!(trace::Header, table);
@@ -81,7 +82,8 @@ fn trace_file() -> Vec<u8> {
         (offset_of!(trace::Header, header_bytes), HEADER_BYTES),
         (offset_of!(trace::Header, ring_bytes), RING_BYTES),
         (offset_of!(trace::Header, ring_head_bytes), RING_HEAD_BYTES),
-        (offset_of!(trace::Header, rings), 2),
+        (offset_of!(trace::Header, rings), 3),
+        (offset_of!(trace::Header, latencies), 1),
         (offset_of!(trace::Header, table_at), table_at),
         (offset_of!(trace::Header, table_bytes), table.len()),
         (offset_of!(trace::Header, events_first), EVENTS_FIRST),
@@ -98,6 +100,19 @@ fn trace_file() -> Vec<u8> {
             let at = at + RING_HEAD_BYTES + index * EVENT_BYTES;
             put(&mut bytes, at, (index as u32) << 8 | *event as u32);
             put(&mut bytes, at + 8, u32::MAX);
+        }
+        put(&mut bytes, at + offset_of!(trace::Ring, latencies), 2);
+    }
+    // A place of times.
+    let at = HEADER_BYTES + 2 * RING_BYTES;
+    put(&mut bytes, at + offset_of!(Latencies, state), trace::State::Claimed as u32);
+    let magic = at + offset_of!(Latencies, magic);
+    bytes[magic..magic + 8].copy_from_slice(b"NETACCLT");
+    for which in 0..2 {
+        put(&mut bytes, at + offset_of!(Latencies, max_ns) + which * 8, 1_000_000);
+        for index in 0..BUCKETS {
+            let count = offset_of!(Latencies, counts) + (which * BUCKETS + index) * 8;
+            put(&mut bytes, at + count, index as u32);
         }
     }
     bytes
@@ -175,4 +190,6 @@ fn whole_inputs_are_read() {
     let ring = trace::RingText::read(&head, &file[HEADER_BYTES..], None).unwrap();
     // (The first event's first word is 0, which is none.)
     assert!(ring.events.len() + 1 >= EVENTS_FIRST.min(Event::ALL.len()), "{ring:?}");
+    let times = LatenciesText::read(&file[HEADER_BYTES + 2 * RING_BYTES..]).unwrap().times;
+    assert!(times.iter().all(|of| of.quantile(500).is_some_and(|ns| ns > 0)), "{times:?}");
 }

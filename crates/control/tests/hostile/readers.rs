@@ -3,7 +3,7 @@
 
 use netacc_control::config::{Answer, Request, parse_rendered, rendered_rules};
 use netacc_control::stats::{CONNS_OFFSET, Connection, Snapshot};
-use netacc_control::trace::{Head, RingText};
+use netacc_control::trace::{Head, LatenciesText, RING_HEAD_BYTES, RingText};
 
 /// Its first byte says which reader it is for: 0, 1 or another one; the rest is for that one.
 pub fn read(input: &[u8]) {
@@ -37,8 +37,12 @@ fn trace(bytes: &[u8]) {
     let mut rest = bytes.get(head.rings_at..).unwrap_or(&[]);
     while rest.len() >= head.ring_bytes {
         let (ring, behind) = rest.split_at(head.ring_bytes);
+        latencies(ring);
+        let first = RingText::read_head(ring.get(..RING_HEAD_BYTES).unwrap_or(ring));
         for again in [None, Some(behind)] {
             let Some(ring) = RingText::read(&head, ring, again) else { continue };
+            let of = |ring: &RingText| (ring.number, ring.fd, ring.state, ring.local, ring.peer);
+            assert_eq!(first.as_ref().map(of), Some(of(&ring)), "its head says the same");
             let room = head.ring_bytes / netacc_control::trace::EVENT_BYTES;
             assert!(ring.events.len() <= room, "no more than it has room for");
             assert!(ring.events.is_sorted_by(|a, b| a.0 < b.0), "each event once, in order");
@@ -48,6 +52,18 @@ fn trace(bytes: &[u8]) {
             }
         }
         rest = behind;
+    }
+}
+
+/// The times that stand in the place of a ring.
+fn latencies(bytes: &[u8]) {
+    for times in LatenciesText::read(bytes).iter().flat_map(|read| &read.times) {
+        for part in [0, 1, 500, 999, 1000] {
+            let is = times.quantile(part);
+            assert_eq!(is.is_some(), times.count() != 0);
+            assert!(is.is_none_or(|ns| ns <= times.max_ns), "none is longer than the longest");
+        }
+        assert!(times.below(u64::MAX) <= times.count());
     }
 }
 
