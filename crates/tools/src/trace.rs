@@ -125,9 +125,7 @@ impl Trace {
             if self.read(&mut bytes, at).is_none() {
                 break;
             }
-            let behind = self.file.read_exact_at(&mut again, at).is_ok() && self.is_live;
-            let again = behind.then_some(again.as_slice());
-            let ring = RingText::read(&self.head, &bytes, again);
+            let ring = self.text(&bytes, at);
             // (Where an event is still being written, the next look reads all of it again.)
             let is_whole = ring.as_ref().is_none_or(|r| r.written == r.recorded);
             let first = bytes.first_chunk().filter(|_| is_whole || !self.is_live);
@@ -136,6 +134,20 @@ impl Trace {
             rings.extend(ring);
         }
         rings
+    }
+
+    /// What a ring says.
+    pub fn ring(&self, i: usize) -> Option<RingText> {
+        let (mut bytes, at) = (vec![0; self.head.ring_bytes], self.place(i)?);
+        self.read(&mut bytes, at)?;
+        self.text(&bytes, at)
+    }
+
+    /// What a ring says that was just read from there.
+    fn text(&self, bytes: &[u8], at: u64) -> Option<RingText> {
+        let mut again = [0; SEEN_BYTES];
+        let behind = self.file.read_exact_at(&mut again, at).is_ok() && self.is_live;
+        RingText::read(&self.head, bytes, behind.then_some(again.as_slice()))
     }
 
     /// The rings that somebody has written to: which one it is, and where.

@@ -23,9 +23,9 @@ pub(super) struct Story {
     opened_unix_ns: u64,
     ends: [Option<SocketAddr>; 2],
     trace: Option<Trace>,
-    /// Of the trace's rings, so that the next look reads what has changed.
-    seen: Vec<[u8; 64]>,
     ring: Option<RingText>,
+    /// Which one of the trace's that is.
+    place: usize,
     lines: Vec<String>,
     /// Why there are no lines.
     note: String,
@@ -44,8 +44,8 @@ impl Story {
             opened_unix_ns: connection.opened_unix_ns,
             ends: [connection.local, connection.peer],
             trace: None,
-            seen: Vec::new(),
             ring: None,
+            place: 0,
             lines: Vec::new(),
             note: String::new(),
             is_open: true,
@@ -75,17 +75,21 @@ impl Story {
         self.trace = trace;
     }
 
-    /// The connection's ring, if it says something new.
+    /// The connection's ring, if it says something new. (No other one is read: ten thousand may be
+    /// at work.)
     fn news(&mut self, trace: &Trace) -> Option<RingText> {
-        let Some(known) = &self.ring else {
-            if !self.is_open {
-                // (What has its descriptor and its addresses now is another one.)
-                return None;
-            }
-            let rings = trace.changed_rings(&mut self.seen).into_iter();
-            return rings.filter(|ring| self.is_mine(trace, ring)).max_by_key(|ring| ring.number);
-        };
-        trace.changed_rings(&mut self.seen).into_iter().find(|ring| ring.number == known.number)
+        if let Some(known) = &self.ring {
+            let is_new = |ring: &RingText| ring.number == known.number && ring != known;
+            return trace.ring(self.place).filter(is_new);
+        }
+        if !self.is_open {
+            // (What has its descriptor and its addresses now is another one.)
+            return None;
+        }
+        let mine = trace.open_rings().filter(|(_, ring)| self.is_mine(trace, ring));
+        let (place, _) = mine.max_by_key(|(_, ring)| ring.number)?;
+        self.place = place;
+        trace.ring(place).filter(|ring| self.is_mine(trace, ring))
     }
 
     /// Whether a ring is the connection's: by its descriptor, and by its addresses or, where they
@@ -213,8 +217,8 @@ mod tests {
             opened_unix_ns: 1,
             ends: [None; 2],
             trace: None,
-            seen: Vec::new(),
             ring: None,
+            place: 0,
             lines: (0..lines).map(|line| line.to_string()).collect(),
             note: String::from("why there is nothing"),
             is_open: true,
