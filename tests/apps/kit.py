@@ -5,6 +5,7 @@ without the library (side "plain", the oracle) and with it ("both", "server", "c
 a Result. Everything that a job starts is ended by its pid when the job is over, however it ends.
 """
 
+import collections
 import ctypes
 import dataclasses
 import json
@@ -55,9 +56,11 @@ class Program:
     rounds: int = 1
     limit: int = 120
     share: float = None
+    at_once: float = None
     ratio: float = None
     p99: bool = False
     slowest: bool = False
+    faultless: bool = False
     forks: bool = False
     quick: bool = False
     env: dict = dataclasses.field(default_factory=dict)
@@ -66,11 +69,12 @@ class Program:
 def program(name, title, **settings):
     """Makes a function a program.
 
-    `share` and `ratio` are goals, and so are `p99`, not to be above plain's, and `slowest`: that no
-    request of the best round is slower than all of plain's; `limit` is in seconds;
-    `quick`: also in `make test`; `forks`: a process that accepts connections and makes no call on
-    them, as its children do, is not counted; `env`: what accelerated processes have in their
-    environment, too.
+    `share`, `at_once` (the share of that side) and `ratio` are goals, and so are `p99`, not to be
+    above plain's, and `slowest`: that the slowest request of the median round is not slower than
+    all of plain's; `faultless`: no request fails with the library, whatever fails without it;
+    `limit` is in seconds; `quick`: also in `make test`; `forks`: a process that accepts connections
+    and makes no call on them, as its children do, is not counted; `env`: what accelerated processes
+    have in their environment, too.
     """
 
     def add(work):
@@ -86,6 +90,11 @@ class Result:
 
     output: what must be the same as without the library; anything that can be compared.
     errors: how many of its requests failed; not more than without the library.
+    broken: how many of its connections the program broke itself, such as a server that reloads:
+    plain's rounds say how many that may be.
+    failed: of a suite, {unit: the names of what failed in it}; units are what can be run alone: a
+    file, a module. tests: {unit: how many of its tests were run}; no fewer than without the
+    library.
     rate: more is better. worst: its slowest request in seconds; p99: what 99 of 100 requests do not
     exceed.
     brief: so many of its connections made no ten calls, such as a load generator's first one; or
@@ -94,6 +103,9 @@ class Result:
 
     output: object = None
     errors: int = 0
+    broken: int = None
+    failed: dict = dataclasses.field(default_factory=dict)
+    tests: dict = dataclasses.field(default_factory=dict)
     rate: float = None
     worst: float = None
     p99: float = None
@@ -211,10 +223,11 @@ class Watch(threading.Thread):
 
 
 class Job:
-    """One run of a program's work on one side, in a directory of its own."""
+    """One run of a program's work on one side, in a directory of its own; of a suite's units `only`
+    those, where some are given."""
 
-    def __init__(self, what, side, tools):
-        self.what, self.side, self.tools = what, side, tools
+    def __init__(self, what, side, tools, only=()):
+        self.what, self.side, self.tools, self.only = what, side, tools, only
         self.dir = Path(tempfile.mkdtemp(prefix=f"{what.name}-"))
         self.dir.chmod(0o755)
         self.processes, self.daemons, self.watch = [], [], Watch(self)
@@ -268,6 +281,36 @@ class Job:
     def client(self, *command, timeout=None, status=(0,), **settings):
         """Runs a client to its end; its output."""
         return self.finish(self.start(*command, role=settings.pop("role", CLIENT), **settings), timeout, status)
+
+    def test(self, *command, timeout, **settings):
+        """Runs a part of a suite to its end; its output, and what kept it from ending well, if
+        anything did."""
+        process = self.start(*command, **settings)
+        try:
+            got = process.wait(timeout)
+        except subprocess.TimeoutExpired:
+            for pid in [*descendants(process.pid), process.pid]:
+                os.kill(pid, signal.SIGKILL)
+            self.forget(process)
+            return process.said(), f"hangs for {timeout} s"
+        return process.said(), f"ends with {got}" if got else None
+
+    def kill(self, process, number=signal.SIGKILL):
+        """Ends a process of start() as a user or a fault would, when netacc_ss has said the last of
+        it."""
+        self.look()
+        process.send_signal(number)
+        self.forget(process)
+
+    def forget(self, process):
+        """Waits for the end of one that is to end; it is no crash."""
+        process.wait()
+        self.processes = [pair for pair in self.processes if pair[0] is not process]
+
+    def look(self):
+        """Reads the counters now: a process is about to end."""
+        if self.side != PLAIN:
+            self.watch.look()
 
     def load(self, kind, port, connections, seconds, user=None):
         """One of the loads of loads.py; (requests, errors, seconds)."""
@@ -411,6 +454,59 @@ class Job:
             shutil.rmtree(self.dir, ignore_errors=True)
         else:
             print(f"    kept: {self.dir}")
+
+
+# What failed once is run so often without the library, and as often with it.
+TRIES = 10
+# So many units do not fail by accident; nothing is run again.
+MANY = 8
+
+
+def failures(result, oracle):
+    """{unit: names} of what failed in a run of a suite: tests, and those that were not run."""
+    found = {unit: list(names) for unit, names in result.failed.items() if names}
+    for unit, count in result.tests.items():
+        if count < oracle.tests.get(unit, 0) and unit not in found:
+            found[unit] = ["fewer tests"]
+    return found
+
+
+def alone(one, side, tools, unit, oracle):
+    """What fails when one unit is run on that side."""
+    try:
+        result = Job(one, side, tools, only=(unit,)).run()
+    except (Broken, OSError) as error:
+        print("    " + tail(str(error), 4).replace("\n", "\n    "), flush=True)
+        return ["breaks"]
+    return [name for names in failures(result, oracle).values() for name in names]
+
+
+def tried(failed, side, run, known=()):
+    """The rule for other people's suites, of whose tests some depend on the time or the load: what
+    failed once with the library is run ten times without it and ten times with it, in turn; it has
+    failed where it fails more often with it.
+
+    `failed` is {unit: names}, `run(side, unit)` the names of what fails in one more run, `known`
+    the units that failed without the library, too. Returns what has failed, and what else is to be
+    said.
+    """
+    if len(new := sorted(set(failed) - set(known))) > MANY:
+        return [f"{len(new)} units fail that do not without the library: {', '.join(new)}"], []
+    bad, said = [], []
+    for unit, first in sorted(failed.items()):
+        times = {PLAIN: collections.Counter(), side: collections.Counter()}
+        for _ in range(TRIES):
+            for which, counter in times.items():
+                counter.update(set(run(which, unit)))
+        for name in sorted({*first, *times[PLAIN], *times[side]}):
+            what = name if name == unit else f"{unit}: {name}"
+            accelerated, plain = times[side][name], times[PLAIN][name]
+            if not accelerated and not plain:
+                said.append(f"{what} failed once, and not in {TRIES} more runs")
+                continue
+            (bad if accelerated > plain else said).append(
+                f"{what} failed {accelerated} of {TRIES} times, {plain} without the library")
+    return bad, said
 
 
 class limit:
