@@ -1,10 +1,11 @@
-"""Python's event loops and servers: asyncio on uvloop, gunicorn; and CPython's own tests of its
-socket modules."""
+"""Python's event loops and servers: asyncio on uvloop, gunicorn; what clients and servers that are
+killed leave to asyncio and urllib3; and CPython's own tests of its socket modules."""
 import os
 import re
+import signal
 from pathlib import Path
 
-from kit import AT_ONCE, BOTH, PLAIN, PYTHON, Broken, Result, Skip, program, venv
+from kit import AT_ONCE, BOTH, CLIENT, PLAIN, PYTHON, Broken, Result, Skip, program, venv
 
 PIP = ("/usr/lib/python3*/ensurepip:python3-venv",)
 ECHO = """
@@ -100,6 +101,143 @@ def app(environ, start):
     start("200 OK", [("Content-Length", str(len(body))), ("X-Sum", hashlib.sha256(body).hexdigest())])
     return [body]
 """
+
+
+DRAIN = """
+import asyncio, os, signal, socket, sys
+PEERS, ROUNDS = 6, 1000
+
+def sockets():
+    # The library's own descriptors are not among the first.
+    return sum(os.path.exists(f"/proc/self/fd/{n}") and os.readlink(f"/proc/self/fd/{n}").startswith("socket:") for n in range(200))
+
+async def main():
+    served, ended = {}, 0
+
+    async def serve(reader, writer):
+        nonlocal ended
+        try:
+            while (line := await reader.readline()) != b"download\\n":
+                writer.write(line)
+                await writer.drain()
+            served[writer] = 0
+            while True:
+                writer.write(bytes(1 << 16))
+                await writer.drain()
+                served[writer] += 1
+        except ConnectionError:
+            pass
+        finally:
+            ended += 1
+            writer.close()
+
+    def all_wait():
+        # For output alone: what they have sent is more than asyncio reads ahead.
+        return len(served) == PEERS and not any(writer.transport.is_reading() for writer in served)
+
+    server = await asyncio.start_server(serve, "127.0.0.1", int(sys.argv[1]))
+    before, sent, same = sockets(), None, 0
+    while same < 20:
+        await asyncio.sleep(0.05)
+        now = list(served.values())
+        same, sent = (same + 1 if all_wait() and now == sent else 0), now
+    print("waiting", flush=True)
+    # Half a minute at most, where a handler is stuck.
+    for _ in range(600):
+        if ended == PEERS and sockets() == before:
+            break
+        await asyncio.sleep(0.05)
+    print("over", PEERS - ended, "stuck", sockets() - before, "left", flush=True)
+    await asyncio.sleep(3600)
+
+if len(sys.argv) > 2:
+    connection = socket.create_connection(("127.0.0.1", int(sys.argv[1])))
+    for number in range(ROUNDS):
+        line = b"%d\\n" % number
+        connection.sendall(line)
+        while line:
+            line = line[len(connection.recv(len(line))):]
+    connection.sendall(b"download\\n" + bytes(300_000))
+    signal.pause()
+else:
+    asyncio.run(main())
+"""
+
+
+@program("asyncio-drain", "Python, asyncio: six handlers in drain(), whose clients are killed", share=95)
+def drain(job):
+    script, port = job.write("drain.py", DRAIN), job.port()
+    server = job.start(PYTHON, script, port)
+    job.listening(port)
+    clients = [job.start(PYTHON, script, port, "client", role=CLIENT) for _ in range(6)]
+    job.until(lambda: "waiting" in server.said(), what="six handlers that wait for room")
+    for client in clients:
+        job.kill(client)
+    job.until(lambda: "over" in server.said(), 60, what="what the server has left")
+    return Result(output=server.said().splitlines()[-1])
+
+
+POST = """
+import hashlib, http.server, os, sys, time
+
+class Handler(http.server.BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+    disable_nagle_algorithm = True
+
+    def do_POST(self):
+        body = hashlib.sha256(self.rfile.read(int(self.headers["Content-Length"]))).hexdigest().encode()
+        self.send_response(200)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, *_):
+        pass
+
+def client():
+    import urllib3
+    pool = urllib3.HTTPConnectionPool("127.0.0.1", int(sys.argv[1]), maxsize=1, retries=False, timeout=20)
+    for life in range(int(sys.argv[2])):
+        while not os.path.exists(f"server-{life}"):
+            time.sleep(0.01)
+        right, failed = 0, []
+        for number in range(100):
+            body = b"%d" % number * (1 + number * 37 % 3000)
+            try:
+                right += pool.request("POST", "/", body=body).data.decode() == hashlib.sha256(body).hexdigest()
+            except urllib3.exceptions.HTTPError as error:
+                failed.append((number, type(error).__name__))
+        print(f"server {life}: {right} right, failed: {failed}", flush=True)
+    # netacc_ss is to see its last connection.
+    while not os.path.exists("end"):
+        time.sleep(0.01)
+
+if len(sys.argv) > 2:
+    client()
+else:
+    http.server.ThreadingHTTPServer(("127.0.0.1", int(sys.argv[1])), Handler).serve_forever()
+"""
+
+
+@program("urllib3-restart", "Python, urllib3: keep-alive POSTs to a server that is killed and started anew", share=95,
+         packages=("/usr/lib/python3*/dist-packages/urllib3:python3-urllib3",))
+def restart(job):
+    # Its library looks for the end of the old connection (poll that does not wait), and sends no
+    # POST a second time.
+    script, port = job.write("post.py", POST), job.port()
+    ends = (signal.SIGKILL, signal.SIGTERM, signal.SIGKILL, signal.SIGTERM)
+    client = None
+    for life, number in enumerate(ends):
+        server = job.start(PYTHON, script, port)
+        job.listening(port)
+        client = client or job.start(PYTHON, script, port, len(ends), role=CLIENT)
+        job.write(f"server-{life}", "")
+        job.until(lambda: f"server {life}:" in client.said() or client.poll() is not None, 60, what="a hundred answers")
+        job.look()
+        if life + 1 < len(ends):
+            job.kill(server, number)
+    job.write("end", "")
+    return Result(output=job.finish(client))
 
 
 @program("gunicorn", "gunicorn, 2 workers of 8 threads", packages=PIP, prepare=lambda: venv("gunicorn", "gunicorn"), share=95, rounds=3)
