@@ -55,7 +55,7 @@ impl Want {
     /// What a thread that sleeps has to hear of the carrier: nothing that it says all the time.
     pub(super) fn carrier_events(&self, events: i16) -> i16 {
         let fast = self.socket.published.sends_fast();
-        let no_room_there = fast || !io::may_send_on_carrier(self.socket);
+        let no_room_there = fast || !io::may_send_on_carrier(self.socket, false);
         // Who waits for room in a ring that nobody empties any more has to hear that.
         let end = events & IN != 0
             || (events & OUT != 0 && fast && self.hears_end())
@@ -76,7 +76,7 @@ impl Want {
         if self.socket.published.sends_fast() {
             said & end != 0
         } else {
-            io::may_send_on_carrier(self.socket)
+            io::may_send_on_carrier(self.socket, said & (libc::POLLHUP | libc::POLLERR) != 0)
         }
     }
 

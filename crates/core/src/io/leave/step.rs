@@ -21,7 +21,7 @@ use core::sync::atomic::Ordering::*;
 use core::sync::atomic::fence;
 use netacc_control::stats::Reason;
 use netacc_proto::switchover::{
-    Action, Arrival, Await, Corrupt, Leave, Peer, RxDue, RxView, TxDue, TxView,
+    Action, Arrival, Await, Coming, Corrupt, Leave, Peer, RxDue, RxView, TxDue, TxView,
 };
 
 /// What a step came to.
@@ -172,7 +172,12 @@ impl Departure {
         // (Behind shutdown(SHUT_RD) the kernel would call the stream ended that has bytes to come.)
         let stall_ns = if s.has(flag::SHUT_RD) { u64::MAX } else { STALLED_NS };
         let limits = Limits { patience_ns: PULL_BACK_STRICT_NS, stall_ns, hears_end: false };
-        let view = look_at_rx(s, &mut h, s.fd.load(Acquire), &mut self.arrival, &limits)?;
+        let fd = s.fd.load(Acquire);
+        let mut view = look_at_rx(s, &mut h, fd, &mut self.arrival, &limits)?;
+        if s.fd.load(Acquire) != fd {
+            // A close has taken that name meanwhile, and left another: it was asked for nothing.
+            view.coming = Coming::Waiting;
+        }
         Ok(RxView { peer, ..view })
     }
 

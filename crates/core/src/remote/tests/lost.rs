@@ -303,6 +303,61 @@ fn the_peers_process_is_killed() {
     }
 }
 
+/// What poll and a new set say of a descriptor now.
+fn said_of(fd: c_int) -> (i16, u32) {
+    let asked = libc::POLLIN | libc::POLLOUT | libc::POLLRDHUP;
+    let mut one = libc::pollfd { fd, events: asked, revents: 0 };
+    let none = core::ptr::null();
+    // SAFETY: one entry, and one event, of our own; no mask.
+    unsafe {
+        assert!(crate::api::poll(&mut one, 1, 0, none) >= 0);
+        let set = libc::epoll_create1(libc::EPOLL_CLOEXEC);
+        crate::api::on_epoll_create(set);
+        let mut event = epoll_event { events: asked as u32, u64: 0 };
+        let r = crate::api::epoll_ctl(set, libc::EPOLL_CTL_ADD, fd, &mut event);
+        assert_eq!(r, 0, "the library's");
+        let (mut event, mut counted) =
+            (epoll_event { events: 0, u64: 0 }, crate::api::Counted::default());
+        let n = crate::api::epoll_wait(set, &mut event, 1, 0, none, &mut counted);
+        assert_eq!(crate::api::close(set), 0);
+        (one.revents, if n > 0 { event.events } else { 0 })
+    }
+}
+
+/// Who has just gone back to the carrier does not send there before the peer has heard of it. A
+/// peer that is killed never does: there is an error for whoever sends, and poll and epoll say
+/// that, as of any connection that is over. (They said everything but that it can be written.)
+#[test]
+fn who_leaves_a_peer_that_is_killed_can_send_and_hears_of_it() {
+    for model in MODELS {
+        let mut rig = Rig::new(Order::Shuffled(3), model, 2);
+        let i = rig.connect(0, 1);
+        rig.promoted(i);
+        rig.drain(i);
+        let End { socket: s, fd, .. } = rig.conns[i][C];
+        let slot = s.slot.load(Relaxed) as usize;
+        s.channel().unwrap().far.demote(slot, Reason::RdmaLost, false);
+        let mut turn = 0;
+        while s.published.sends_fast() && turn < 1000 {
+            rig.step(turn % 2);
+            rig.serve_queues();
+            turn += 1;
+        }
+        assert!(s.is(State::Attached) && !s.published.sends_fast(), "{}", rig.describe());
+        assert!(said_of(fd).0 & libc::POLLOUT == 0, "{model:?}: nobody has heard yet");
+        rig.kill(1);
+        rig.until("the kernel says so", |_| sys::poll_now(fd, 0) & libc::POLLHUP != 0);
+        let (polled, reported) = said_of(fd);
+        assert_eq!(polled & libc::POLLOUT, libc::POLLOUT, "{model:?}: {polled:#x}");
+        assert_eq!(reported & libc::EPOLLOUT as u32, libc::EPOLLOUT as u32, "{model:?}");
+        rig.until("a send says so", |r| {
+            r.send(i, C, 100);
+            r.conns[i][C].over.is_some()
+        });
+        rig.finish();
+    }
+}
+
 /// A send that has taken a part of its bytes when it finds the peer gone leaves the carrier's error
 /// to the next call. (It took it along, nobody was told, and the stream ended as if in order.)
 #[test]
