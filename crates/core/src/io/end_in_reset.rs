@@ -26,6 +26,12 @@ pub(super) fn get(fd: c_int) -> Option<libc::linger> {
     (sys::getsockopt(fd, libc::SOL_SOCKET, libc::SO_LINGER, &mut linger) >= 0).then_some(linger)
 }
 
+/// The application wants its close to be a reset.
+pub(super) fn resets_on_close(h: &TxHeld<'_>, fd: c_int) -> bool {
+    let theirs = h.end.linger.as_ref().map(|kept| kept.theirs).or_else(|| get(fd));
+    theirs.is_some_and(|linger| linger.l_onoff != 0 && linger.l_linger == 0)
+}
+
 pub(super) fn set(fd: c_int, linger: &libc::linger) {
     let _ = sys::setsockopt(fd, libc::SOL_SOCKET, libc::SO_LINGER, linger);
 }

@@ -128,11 +128,15 @@ pub(crate) fn begin_exit(s: &'static Socket) -> bool {
         channel.far.demote(s.slot.load(Relaxed) as usize, Reason::Disconnected, false);
         return true;
     }
-    // A forked child may go on with it, and only this process can give it what is in the ring.
-    let shared =
-        s.names() > 1 && hold_rx(s, s.generation16()).is_ok_and(|h| !h.end.switch.is_released());
+    // A forked child may go on with it, and only this process can give it what is in the ring. And
+    // a peer whose sender is on the ring is to hear that all of it has been read. (With bytes
+    // unread the end is a reset, and waits for nobody.)
+    let shared = s.names() > 1;
+    let on_ring = hold_rx(s, s.generation16()).is_ok_and(|mut h| {
+        !h.end.switch.is_released() && (shared || h.unread().is_ok_and(|n| n == 0))
+    });
     if let Ok(h) = hold_tx(s, s.generation16())
-        && (shared || !is_clean(&h))
+        && (on_ring || !is_clean(&h))
     {
         h.channel.far.demote(h.slot, Reason::Disconnected, false);
         return true;

@@ -82,7 +82,6 @@ pub(super) fn shutdown_between_hosts(s: &'static Socket, g: u16, fd: c_int, how:
     if how != libc::SHUT_RD && !s.has(flag::SHUT_WR) {
         s.raise(flag::FIN_DUE);
     }
-    drop(held);
     if how != libc::SHUT_WR {
         if let Ok(mut rx) = hold_rx(s, g) {
             rx.note_shut();
@@ -93,7 +92,9 @@ pub(super) fn shutdown_between_hosts(s: &'static Socket, g: u16, fd: c_int, how:
             return r;
         }
     }
+    // Under the lock: behind it another connection may have the slot.
     channel.far.demote(slot, Reason::Disconnected, false);
+    drop(held);
     wait::prod(s);
     0
 }

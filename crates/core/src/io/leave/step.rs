@@ -3,7 +3,7 @@
 //!
 //! `docs/design/switchover.md`, "Between hosts", has the rules; [`crate::remote`] says when.
 
-use super::super::end_in_reset::{For, RESET_ON_CLOSE, end_as_ever};
+use super::super::end_in_reset::{For, RESET_ON_CLOSE, end_as_ever, resets_on_close};
 use super::super::ends::{RxHeld, TxHeld, carrier_unread, corrupt, hold_rx, hold_tx, load_ack};
 use super::super::probe::{put_back, user_timeout_ms};
 use super::super::say_end::say_late_fin;
@@ -135,8 +135,8 @@ impl Departure {
                     Ok(has_room) => room = has_room,
                     Err(()) => return Moved::Broken,
                 },
-                // TCP's close with bytes unread throws away what has not been sent.
-                Action::Wait(TxDue::Await(Await::Room), _) if self.is_discarded(rx, fd) => {
+                // TCP's close in reset throws away what has not been sent.
+                Action::Wait(TxDue::Await(Await::Room), _) if self.is_discarded(&tx, rx, fd) => {
                     super::break_off(s, fd);
                     return Moved::Broken;
                 }
@@ -181,13 +181,14 @@ impl Departure {
         Ok(RxView { peer, ..view })
     }
 
-    /// Everybody has closed it, with bytes unread, and no call is under way on it but this.
-    fn is_discarded(&self, rx: RxView, fd: c_int) -> bool {
+    /// Everybody has closed it, with bytes unread or an SO_LINGER of no time, and no call is under
+    /// way on it but this.
+    fn is_discarded(&self, tx: &TxHeld<'_>, rx: RxView, fd: c_int) -> bool {
         let s = self.held.0;
         s.has(flag::ORPHAN)
             && s.names() == 0
             && s.waiters.load(SeqCst) <= 1
-            && (rx.unread || carrier_unread(fd).is_some_and(|n| n > 0))
+            && (rx.unread || carrier_unread(fd).is_some_and(|n| n > 0) || resets_on_close(tx, fd))
     }
 
     /// A call on the carrier. A close takes the lock before it gives the number away, and leaves

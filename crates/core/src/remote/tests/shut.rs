@@ -149,12 +149,17 @@ fn a_reset_does_not_overtake_the_end_that_was_said_before_it() {
     }
 }
 
-/// Of a close with bytes unread, what the peer has no room for is thrown away, and no more is
-/// waited for than with TCP.
+/// Of a close in reset, what the peer has no room for is thrown away, and no more is waited for than
+/// with TCP.
 #[test]
 fn a_close_in_reset_waits_for_no_reader() {
     for model in MODELS {
-        for shuts in [true, false] {
+        for (shuts, ends) in [
+            (true, Ends::Unread),
+            (false, Ends::Unread),
+            (true, Ends::Lingers),
+            (false, Ends::Lingers),
+        ] {
             let (mut rig, i) = Rig::full(model);
             rig.send(i, A, 100);
             rig.until("it is there", |r| r.there(i, C) == 100);
@@ -164,15 +169,16 @@ fn a_close_in_reset_waits_for_no_reader() {
                 rig.shut(i, C);
                 rig.turns(20);
             }
-            rig.close(i, C);
+            rig.ends(i, C, ends);
             rig.until("it is over", |_| !s.is(State::Attached) || s.generation16() != generation);
             rig.until("the end is told", |r| {
                 while r.receive(i, A, 30_000) > 0 {}
                 r.conns[i][A].over.is_some()
             });
             let [end, other] = [&rig.conns[i][A], &rig.conns[i][C]];
-            assert_eq!(end.over, Some(-(libc::ECONNRESET as isize)), "{model:?} {shuts}");
-            assert!(!shuts || end.received < other.sent, "{model:?}");
+            let at = format!("{model:?} {shuts} {ends:?}");
+            assert_eq!(end.over, Some(-(libc::ECONNRESET as isize)), "{at}");
+            assert!(!shuts || end.received < other.sent, "{at}");
             rig.finish();
         }
     }
