@@ -99,11 +99,15 @@ pub(crate) fn last_name(s: &'static Socket, fd: c_int, for_child: bool) -> LastN
 /// Takes a connection apart around the kernel's close of its last descriptor.
 pub(super) fn finish(s: &'static Socket, fd: c_int, kernel_close: impl FnOnce() -> Ret) -> Ret {
     let mut state = s.state.now();
-    for _ in 0..1_000_000 {
+    for turn in 1..1_000_000 {
         if state != State::Changing {
             break;
         }
         // Another thread is about to attach it: it finishes first, and this takes the result apart.
+        // (On the CPU that this one has, it may be.)
+        if turn % 1000 == 0 {
+            sys::sched_yield();
+        }
         core::hint::spin_loop();
         state = s.state.now();
     }
