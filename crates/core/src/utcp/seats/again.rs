@@ -1,4 +1,4 @@
-//! When a connection is looked at again for which nothing else happens: after a time, or, on its way
+//! When a connection is looked at again for which nothing else happens: after a time or, on its way
 //! back, when the kernel has room for its bytes.
 
 use super::Owned;
