@@ -41,7 +41,7 @@ def build():
 
 @program("memcached-suite", "memcached's own t/ (its server, Perl's client)", prepare=build, limit=3600,
          packages=("dpkg-source:dpkg-dev", "cc:gcc", "make:make", "/usr/include/event2/event.h:libevent-dev",
-                   "/usr/share/perl/5*/Test/More.pm:perl"), sides=(PLAIN, BOTH, AT_ONCE), at_once=20)
+                   "/usr/share/perl/5*/Test/More.pm:perl"), sides=(PLAIN, BOTH, AT_ONCE), at_once=25)
 def suite(job):
     place = shutil.copytree(source("memcached"), job.dir / "source", symlinks=True)
     job.own("nobody", place)

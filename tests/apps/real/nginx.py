@@ -112,17 +112,31 @@ def reload(job):
     return figures(job, load, closes=True)
 
 
+def master(job, old=None):
+    """The pid of nginx' master, once it is another one than `old`. It listens before it writes its
+    file, and a new one moves the old one's away first."""
+    said = []
+
+    def written():
+        try:
+            said[:] = (job.dir / "one.pid").read_text().split()
+        except FileNotFoundError:
+            return False
+        return said and said != [str(old)]
+
+    job.until(written, what="a new master")
+    return int(said[0])
+
+
 @program("nginx-upgrade", "nginx, the binary exchanged under load", packages=NGINX, share=95, rounds=5)
 def upgrade(job):
     # Only a master that has left its parent lets itself be replaced.
     port, _ = nginx(job, "one", daemon="on")
-    pid = job.dir / "one.pid"
-    old = job.daemon(int(pid.read_text()))
+    old = job.daemon(master(job))
     load = wrk(job, port, "/1000", seconds=5)
     job.sleep(1)
     os.kill(old, signal.SIGUSR2)
-    job.until(lambda: pid.exists() and pid.read_text().strip() not in ("", str(old)), what="a new master")
-    new = job.daemon(int(pid.read_text()))
+    new = job.daemon(master(job, old))
     job.until(lambda: len(job.children(new)) >= 2, what="the new master's workers")
     job.look()
     os.kill(old, signal.SIGQUIT)

@@ -237,7 +237,7 @@ def restart(job):
         if life + 1 < len(ends):
             job.kill(server, number)
     job.write("end", "")
-    return Result(output=job.finish(client))
+    return Result(output=dict(line.split(": ", 1) for line in job.finish(client).splitlines()))
 
 
 @program("gunicorn", "gunicorn, 2 workers of 8 threads", packages=PIP, prepare=lambda: venv("gunicorn", "gunicorn"), share=95, rounds=3)
@@ -273,7 +273,7 @@ def cpython_tests():
 
 
 @program("cpython-suite", "CPython 3.11's own tests of its socket modules", prepare=cpython_tests, limit=7200,
-         packages=("/usr/lib/python3.11/test/test_socket.py:libpython3.11-testsuite", "/usr/bin/python3.11:python3.11"), sides=(PLAIN, BOTH, AT_ONCE), at_once=30)
+         packages=("/usr/lib/python3.11/test/test_socket.py:libpython3.11-testsuite", "/usr/bin/python3.11:python3.11"), sides=(PLAIN, BOTH, AT_ONCE), at_once=15)
 def cpython(job):
     names = job.only or (SOCKETS if os.environ.get("NETACC_APPS_ALL") else SHORT)
     failed, tests = {}, {}
