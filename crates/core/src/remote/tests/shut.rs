@@ -149,8 +149,8 @@ fn a_reset_does_not_overtake_the_end_that_was_said_before_it() {
     }
 }
 
-/// Of a close in reset, what the peer has no room for is thrown away, and no more is waited for than
-/// with TCP.
+/// Of a close in reset, what the peer has no room for is thrown away, and no more is waited for
+/// than with TCP.
 #[test]
 fn a_close_in_reset_waits_for_no_reader() {
     for model in MODELS {
