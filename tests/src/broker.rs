@@ -17,6 +17,8 @@ pub struct Broker<'a> {
     first_asked: HashMap<(u16, u16), Instant>,
     first_shown: HashMap<String, Instant>,
     pub problems: Vec<String>,
+    /// Why the scenario cannot be run on this machine, as it says itself.
+    pub skipped: Option<String>,
     pub accelerated: bool,
     /// Whether short connections have left a carrier behind, and how many there were; and whether a
     /// connection of the scenario's has one.
@@ -34,6 +36,7 @@ impl<'a> Broker<'a> {
             first_asked,
             first_shown: HashMap::new(),
             problems,
+            skipped: None,
             accelerated: false,
             short_ones: None,
             took: false,
@@ -42,6 +45,10 @@ impl<'a> Broker<'a> {
 
     /// To a message of one of them. `None`: there is none.
     pub fn answer(&mut self, message: &str) -> Option<String> {
+        if let Some(why) = message.strip_prefix("X ") {
+            self.skipped = Some(why.into());
+            return None;
+        }
         let fields: Vec<&str> = message.split(' ').collect();
         match fields[..] {
             ["W", pid, peer_pid, local, peer] => {

@@ -92,6 +92,12 @@ impl Ctx {
         self.say(format!("{label}: {:?}", String::from_utf8_lossy(bytes)));
     }
 
+    /// The machine has not got what the scenario is about: it counts as skipped, where it is so on
+    /// plain TCP, too. It goes on to its end, so that nobody waits for this process.
+    pub fn skip(&self, why: &str) {
+        self.post(&format!("X {why}"));
+    }
+
     // --------------------------------------------------------------------------- the other process
 
     fn post(&self, message: &str) {

@@ -1,6 +1,7 @@
 //! An io_uring, made and entered through libc's `syscall` as libuv does it, by calls that nobody
 //! sees ([`crate::raw`]), or by liburing, which is loaded as a program's plugin would load it.
 
+use crate::ctx::Ctx;
 use crate::sys::{E, Fd, errno};
 use std::ffi::{CStr, c_void};
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -65,6 +66,16 @@ unsafe fn by_libc(number: libc::c_long, a: [usize; 6]) -> isize {
     // SAFETY: the caller's arguments.
     let r = unsafe { libc::syscall(number, a[0], a[1], a[2], a[3], a[4], a[5]) };
     if r < 0 { -(errno().0 as isize) } else { r as isize }
+}
+
+/// Without a ring a scenario of rings asks for nothing: it counts as skipped.
+pub fn or_skip(t: &Ctx, ring: Result<Ring, E>) -> Option<Ring> {
+    match ring {
+        Ok(ring) => return Some(ring),
+        Err(E(libc::ENOENT)) => t.skip("there is no liburing here"),
+        Err(e) => t.skip(&format!("no io_uring can be made here: {e:?}")),
+    }
+    None
 }
 
 impl Ring {

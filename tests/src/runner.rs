@@ -156,6 +156,8 @@ impl Totals {
 pub struct Outcome {
     pub transcript: String,
     pub problems: Vec<String>,
+    /// Why it could not be run on this machine.
+    pub skipped: Option<String>,
     pub stderr: String,
     pub accelerated: bool,
     millis: u128,
@@ -279,7 +281,8 @@ fn judge(
     let kept = options.transcripts.kept(scenario.name);
     if let Some(kept) = kept.filter(|_| !modes.contains(&Mode::Plain) && options.plain_runs == 1) {
         let outcomes: Vec<_> = due.iter().map(run).collect();
-        let same = |o: &Outcome| o.problems.is_empty() && o.transcript == kept;
+        let same =
+            |o: &Outcome| o.problems.is_empty() && o.skipped.is_none() && o.transcript == kept;
         if outcomes.iter().flatten().all(same) {
             for (mode, outcome) in due.iter().zip(&outcomes) {
                 match outcome {
@@ -300,6 +303,12 @@ fn judge(
             problems.push(format!("plain TCP disagrees with itself:\n{diff}"));
         }
     }
+    // What this machine cannot do, it cannot in any mode.
+    if let Some(why) = oracle.skipped.as_deref().filter(|_| problems.is_empty()) {
+        let asked = modes.iter().filter(|mode| **mode == Mode::Plain || due.contains(*mode));
+        asked.for_each(|mode| skip(&(mode.name(), why), &mut report));
+        return (report, failed);
+    }
     verdict(Mode::Plain, &oracle, &problems, &mut report);
     if options.verbose {
         report.push_str(&oracle.transcript);
@@ -317,6 +326,9 @@ fn judge(
         }
         let outcome = already.unwrap_or_else(|| execute(scenario, mode, options, build));
         let mut problems = outcome.problems.clone();
+        if let Some(why) = &outcome.skipped {
+            problems.push(format!("{why}, it says, and on plain TCP it does not"));
+        }
         if let Some(diff) = difference(&oracle.transcript, &outcome.transcript) {
             problems.push(format!("the transcript differs from plain TCP (-) :\n{diff}"));
         }
@@ -549,6 +561,7 @@ pub fn execute(scenario: &Scenario, mode: Mode, options: &Options, build: &Build
     Outcome {
         transcript,
         problems: broker.problems,
+        skipped: broker.skipped,
         stderr,
         accelerated: broker.accelerated || broker.took,
         millis: begin.elapsed().as_millis(),
