@@ -137,7 +137,8 @@ impl<'a> Broker<'a> {
                 })
             }
             [kind @ ("B" | "D"), pid, local, peer, wanted] => {
-                if self.mode == Mode::Shm {
+                // (Over RDMA a connection that may stay on TCP may do so for a reason of its own.)
+                if self.mode == Mode::Shm || (self.mode == Mode::Rdma && self.required) {
                     return Some(self.comes_to_show(
                         message,
                         (

@@ -552,8 +552,8 @@ impl Ctx {
         counts.and_then(|(n, won)| Some((n.parse().ok()?, won.parse().ok()?))).unwrap_or((0, 1))
     }
 
-    /// Asks the runner to check, in mode shm, that the connection of this process comes to be on
-    /// TCP both ways, and that `netacc_ss` shows this reason for it.
+    /// Asks the runner to check, in the modes shm and rdma, that the connection of this process
+    /// comes to be on TCP both ways, and that `netacc_ss` shows this reason for it.
     pub fn went_back(&self, fd: Fd, reason: &str) {
         self.check_reason('B', fd, reason);
     }

@@ -108,7 +108,9 @@ impl Sending<'_> {
                 Next::TakeBack => {
                     let timeout = s.send_timeout_ns.load(Relaxed);
                     let on = Named { s, g: self.g, fd: self.fd };
-                    await_carrier(on, Reason::SocketOption, timeout, nonblocking).err()
+                    let is_urgent = self.flags & libc::MSG_OOB != 0;
+                    let why = if is_urgent { Reason::UrgentData } else { Reason::SocketOption };
+                    await_carrier(on, why, timeout, nonblocking).err()
                 }
                 // What the kernel says is told once: the next call is told.
                 Next::Gone if self.done > 0 => Some(0),
