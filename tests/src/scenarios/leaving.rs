@@ -1,6 +1,8 @@
 //! Operations that only TCP can carry, while bytes are unread on a faster path: nothing of them is
 //! lost, hidden or late, and they take effect.
 
+mod ktls;
+
 use crate::ctx::{Ctx, await_bytes, recv_exact, send_all};
 use crate::pattern::Pattern;
 use crate::raw;
@@ -46,20 +48,22 @@ fn receive(t: &Ctx, fd: Fd, from: u64, total: usize, room: usize) -> Vec<(i32, i
     last
 }
 
+/// One end's half of an exchange: bytes both ways at the same time.
+fn exchange(t: &Ctx, fd: Fd, seed: u64) {
+    let sending = std::thread::spawn(move || send_all(fd, &Pattern::new(seed).bytes(0, SOME)));
+    t.drain(fd, seed, SOME);
+    sending.join().expect("thread");
+}
+
 /// An end of a connection that becomes one of an upper protocol's, where the kernel has it. Until
 /// it is given keys, it passes all on.
 fn upper_protocol(t: &Ctx, fd: Fd) {
-    let exchange = |seed| {
-        let sending = std::thread::spawn(move || send_all(fd, &Pattern::new(seed).bytes(0, SOME)));
-        t.drain(fd, seed, SOME);
-        sending.join().expect("thread");
-    };
-    exchange(1);
+    exchange(t, fd, 1);
     t.meet("exchanged");
     t.log("ulp", sys::setopt_bytes(fd, IPPROTO_TCP, TCP_ULP, b"tls"));
     t.log("which", sys::getopt_bytes(fd, IPPROTO_TCP, TCP_ULP, 16));
     t.meet("asked");
-    exchange(2);
+    exchange(t, fd, 2);
     t.log("shutdown", sys::shutdown(fd, SHUT_WR));
     t.log("end", sys::recv(fd, &mut [0; 1], 0));
 }
@@ -318,6 +322,7 @@ pub fn list() -> Vec<Scenario> {
             |t| upper_protocol(t, t.client()),
         )
         .demoted(),
+        ktls::scenario(),
         pair(
             "leaving/send-after-shutdown",
             "a send behind shutdown(SHUT_WR) fails with EPIPE also while bytes of before still go out again, and with SIGPIPE unless it is asked not to",
