@@ -147,13 +147,19 @@ fn poll_until(fd: Fd, events: i16) -> i16 {
     }
 }
 
-/// What `poll` without waiting says, for each set of events that can be asked for.
-fn all_masks(t: &Ctx, fd: Fd) {
-    for mask in 0..8 {
-        let events = [POLLIN, POLLOUT, POLLRDHUP]
+/// Each set of events that can be asked for.
+pub(super) fn masks() -> impl Iterator<Item = i16> {
+    (0..8).map(|mask| {
+        [POLLIN, POLLOUT, POLLRDHUP]
             .iter()
             .enumerate()
-            .fold(0, |all, (i, e)| if mask >> i & 1 != 0 { all | e } else { all });
+            .fold(0, |all, (i, e)| if mask >> i & 1 != 0 { all | e } else { all })
+    })
+}
+
+/// What `poll` without waiting says, for each set of events that can be asked for.
+fn all_masks(t: &Ctx, fd: Fd) {
+    for events in masks() {
         t.log(&sys::poll_names(events), sys::poll_names(poll_now(fd, events)));
     }
     let sets = Sets { read: vec![fd], write: vec![fd], except: vec![fd] };

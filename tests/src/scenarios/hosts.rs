@@ -3,13 +3,16 @@
 //! same, in ways that cost little where a system call is slow.
 
 use super::calls::receive_bytes;
-use super::ends::{doomed, end, hears_of_it, killed_with_a_child, poll_now, until_it_fails};
+use super::ends::{
+    DEATHS, doomed, dying_servers, end, hears_of_it, killed_with_a_child, masks, poll_now,
+    until_it_fails,
+};
 use crate::ctx::{Ctx, await_bytes, blocked, recv_exact, send_all};
 use crate::scenario::{Scenario, pair};
-use crate::sys::{self, E, Fd, over_rdma};
+use crate::sys::{self, Addr, E, Fd, Sets, over_rdma};
 use libc::{
-    EPOLLET, EPOLLIN, IPPROTO_TCP, MSG_DONTWAIT, MSG_MORE, MSG_NOSIGNAL, POLLHUP, POLLIN, POLLOUT,
-    POLLRDHUP, SIGKILL, SIGTERM, SIGUSR1, SOL_SOCKET, TCP_CORK,
+    EPOLLET, EPOLLIN, IPPROTO_TCP, MSG_DONTWAIT, MSG_MORE, MSG_NOSIGNAL, POLLERR, POLLHUP, POLLIN,
+    POLLOUT, POLLRDHUP, SIGKILL, SIGTERM, SIGUSR1, SOL_SOCKET, TCP_CORK,
 };
 
 /// What looks whether something takes longer than TCP's 200 ms has so many tries: a busy machine
@@ -39,6 +42,41 @@ fn was_the_end(fd: Fd) -> bool {
     let (first, then) = (sys::recv(fd, &mut [0; 8], 0), sys::recv(fd, &mut [0; 8], 0));
     let hung_up = poll_now(fd, POLLIN) & POLLHUP != 0;
     (first, then, hung_up) == (Ok(0), Ok(0), false)
+}
+
+/// What poll, select and epoll say without waiting, and should not, of a connection whose peer has
+/// ended: of the end of the stream, or of a reset, which nobody has to ask for. `set` has had all
+/// events of it since before.
+fn wrong_masks(fd: Fd, set: Fd, is_reset: bool) -> Vec<String> {
+    let unasked = if is_reset { POLLERR | POLLHUP } else { 0 };
+    let mut wrong = Vec::new();
+    let mut compare = |what: &str, events: i16, said: i16| {
+        if said != events | unasked {
+            let (events, said) = (sys::poll_names(events), sys::poll_names(said));
+            wrong.push(format!("{what} of {events}: {said}"));
+        }
+    };
+    let told = |set| {
+        let events = sys::epoll_wait(set, 8, 0).expect("epoll_wait");
+        events.iter().fold(0, |all, e| all | e.0 as i16)
+    };
+    for events in masks() {
+        compare("poll", events, poll_now(fd, events));
+        for trigger in [0, EPOLLET as u32] {
+            let new = sys::epoll_create1(libc::EPOLL_CLOEXEC).expect("epoll_create1");
+            sys::epoll_ctl(new, libc::EPOLL_CTL_ADD, fd, events as u32 | trigger, 1).expect("ADD");
+            compare("epoll", events, told(new));
+            sys::close(new).expect("close");
+        }
+    }
+    compare("the old epoll", POLLIN | POLLOUT | POLLRDHUP, told(set));
+    let sets = Sets { read: vec![fd], write: vec![fd], except: vec![fd] };
+    let (n, sets, _) = sys::select(fd + 1, &sets, Some(0)).expect("select");
+    let said = (n, sets.read.len(), sets.write.len(), sets.except.len());
+    if said != (2, 1, 1, 0) {
+        wrong.push(format!("select: {said:?}"));
+    }
+    wrong
 }
 
 pub fn list() -> Vec<Scenario> {
@@ -81,6 +119,41 @@ fn ends() -> Vec<Scenario> {
                     let right = if resets { was_reset(fd) } else { was_the_end(fd) };
                     t.log("as it has to be", right);
                     sys::close(fd).expect("close");
+                }
+                t.meet("over");
+            },
+        ),
+        pair(
+            "hosts/masks-of-dead",
+            "poll, select and epoll of a survivor, with each set of events: its peer's death is the end of the stream; over RDMA a reset, unless it ended by _exit",
+            |t| dying_servers(t, 2, |t, fds| t.pour(fds[1], 1, 100)),
+            |t| {
+                for death in DEATHS {
+                    let addr = t.hear_addr();
+                    let fds = [(); 2].map(|()| t.connect(addr));
+                    let sets = fds.map(|fd| {
+                        let set = sys::epoll_create1(libc::EPOLL_CLOEXEC).expect("epoll_create1");
+                        let events = (POLLIN | POLLOUT | POLLRDHUP) as u32;
+                        sys::epoll_ctl(set, libc::EPOLL_CTL_ADD, fd, events, 1).expect("ADD");
+                        set
+                    });
+                    await_bytes(fds[1], 100);
+                    t.wait("ready");
+                    t.tell("end");
+                    t.wait("ended");
+                    let resets = over_rdma() && death != SIGUSR1;
+                    for (fd, set) in fds.into_iter().zip(sets) {
+                        // (As soon as one says it, all do.)
+                        sys::await_events(fd, POLLRDHUP, 20_000);
+                        hears_of_it(fd, POLLRDHUP);
+                        t.log("wrong", wrong_masks(fd, set, resets));
+                        if fd == fds[1] {
+                            t.drain(fd, 1, 100);
+                        }
+                        let right = if resets { was_reset(fd) } else { was_the_end(fd) };
+                        t.log("as it has to be", right);
+                        let _ = (sys::close(fd), sys::close(set));
+                    }
                 }
                 t.meet("over");
             },
@@ -332,7 +405,10 @@ fn go_back(t: &Ctx, fds: &[Fd], side: usize) {
 
 /// Connects, and uses nothing yet.
 fn connected(t: &Ctx) -> Fd {
-    let addr = t.hear_addr();
+    connected_to(t.hear_addr())
+}
+
+fn connected_to(addr: Addr) -> Fd {
     let fd = sys::socket(addr.family(), libc::SOCK_STREAM, 0).expect("socket");
     sys::connect(fd, addr).expect("connect");
     fd
