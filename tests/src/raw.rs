@@ -59,6 +59,14 @@ pub fn write(fd: Fd, buf: &[u8]) -> Result<usize, E> {
     })
 }
 
+pub fn setopt(fd: Fd, level: i32, name: i32, value: i32) -> Result<usize, E> {
+    let (at, size) = ((&raw const value) as usize, size_of_val(&value));
+    // SAFETY: an int.
+    checked(unsafe {
+        call(libc::SYS_setsockopt, [fd as usize, level as usize, name as usize, at, size, 0])
+    })
+}
+
 /// Whether the kernel resets the connection at its last close (SO_LINGER, on and 0).
 pub fn ends_in_a_reset(fd: Fd) -> bool {
     let (mut linger, mut len) = ([0i32; 2], 8u32);

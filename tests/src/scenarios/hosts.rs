@@ -2,6 +2,8 @@
 //! the difference there, and for what plain TCP does in every other mode. And what has to be the
 //! same, in ways that cost little where a system call is slow.
 
+mod moves;
+
 use super::calls::receive_bytes;
 use super::ends::{
     DEATHS, doomed, dying_servers, end, hears_of_it, killed_with_a_child, masks, poll_now,
@@ -84,6 +86,7 @@ pub fn list() -> Vec<Scenario> {
     all.extend(sends());
     all.extend(others());
     all.extend(went_on());
+    all.extend(moves::list());
     all
 }
 
