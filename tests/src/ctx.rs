@@ -715,7 +715,7 @@ pub fn answer_warm_up(fd: Fd, before: impl Fn()) {
 }
 
 /// Whether what comes on this connection comes on the fast path, as the library says itself.
-fn receives_fast(fd: Fd) -> bool {
+pub fn receives_fast(fd: Fd) -> bool {
     const RX_PATH: usize = 3;
     path_told(fd, RX_PATH)
 }
