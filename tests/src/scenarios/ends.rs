@@ -457,7 +457,7 @@ pub fn list() -> Vec<Scenario> {
                     shorter += usize::from(here < 200);
                 }
                 // (Of 1,950. One for each close; over RDMA as many as are sent before the news.)
-                let least = if sys::over_rdma() { 1700 } else { 1900 };
+                let least = if sys::over_rdma() { 1850 } else { 1900 };
                 t.log("records", records > least);
                 // The last one, which the client closes.
                 t.log("lost before a close", shorter > 1);

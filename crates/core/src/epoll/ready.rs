@@ -167,7 +167,11 @@ fn ask_carrier(item: &mut Item, sends: bool) -> u32 {
         }
         != 0;
     if ev & libc::EPOLLOUT as u32 != 0
-        && if sends { over } else { io::may_send_on_carrier(item.socket, spoke & ALWAYS != 0) }
+        && if sends {
+            over
+        } else {
+            io::may_send_on_carrier(item.socket, spoke & libc::EPOLLHUP as u32 != 0)
+        }
     {
         now |= OUT;
     }

@@ -136,7 +136,7 @@ pub(crate) fn begin_exit(s: &'static Socket) -> bool {
         !h.end.switch.is_released() && (shared || h.unread().is_ok_and(|n| n == 0))
     });
     if let Ok(h) = hold_tx(s, s.generation16())
-        && (on_ring || !is_clean(&h))
+        && ((on_ring && !carrier_is_reset(s)) || !is_clean(&h))
     {
         h.channel.far.demote(h.slot, Reason::Disconnected, false);
         return true;

@@ -61,7 +61,7 @@ pub(crate) fn on_more_room(s: &'static Socket, g: u16) {
 
 /// Whether a send finds the carrier open: not while the peer has not heard yet that the stream goes
 /// on there, unless the connection is over: then the send says so. (Looks without the lock: what it
-/// sees is the last that was announced.) `over`: the kernel calls the carrier hung up or failed.
+/// sees is the last that was announced.) `over`: the kernel says that the carrier has hung up.
 pub(crate) fn may_send_on_carrier(s: &Socket, over: bool) -> bool {
     let epoch = s.published.epoch.load(Relaxed);
     if over || s.has(flag::BROKEN_OFF) {

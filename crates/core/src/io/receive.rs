@@ -174,9 +174,11 @@ pub(super) unsafe fn recv_inherited(on: Named, iov: &[iovec], total: usize, flag
 /// A forked child receives on a connection that is broken, and that its maker still has: the error,
 /// behind what the kernel has, or gets until the carrier has ended.
 pub(crate) fn receive_broken(s: &Socket, fd: c_int, flags: c_int) -> Ret {
+    let there = carrier_unread(fd).is_some_and(|n| n > 0);
+    // (A peer of which nothing was heard for too long ends nothing.)
     let comes = s.receives_there.load(Acquire)
         && !s.has(flag::CORRUPT)
-        && (carrier_unread(fd).is_some_and(|n| n > 0) || !peer_has_ended(s, fd));
+        && (there || !(s.has(flag::TIMED_OUT) || peer_has_ended(s, fd)));
     if comes {
         return PASS;
     }

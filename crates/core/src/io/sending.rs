@@ -165,6 +165,7 @@ impl Sending<'_> {
             // Shut down, but bytes still go before the FIN: the kernel cannot say it yet.
             _ if s.has(flag::SHUT_WR) => self.broken_pipe(),
             _ if may_use_carrier(h) && send_again(s, h, self.fd) != EAGAIN => Next::Again,
+            _ if self.never_opens(h) => Next::Gone,
             _ => self.no_room(h, nonblocking),
         }
     }
@@ -223,12 +224,21 @@ impl Sending<'_> {
         self.no_room(h, nonblocking)
     }
 
+    /// The peer has not heard yet that the stream goes on on the carrier, and that is over: there
+    /// is nobody to wait for, as poll says, too ([`super::may_send_on_carrier`]).
+    fn never_opens(&self, h: &TxHeld<'_>) -> bool {
+        !may_use_carrier(h) && carrier::is_closed(self.fd)
+    }
+
     unsafe fn next_on_carrier(&mut self, h: &mut TxHeld<'static>, nonblocking: bool) -> Next {
         let (s, flags) = (self.s, self.flags);
         if promote(s, h, self.fd, flags) {
             return Next::Again;
         }
         if !may_use_carrier(h) && (self.total > 0 || flags & libc::MSG_OOB != 0) {
+            if self.never_opens(h) {
+                return Next::Gone;
+            }
             h.channel.far.demote(h.slot, s.path().traits().lost, true);
             return Next::Departure;
         }

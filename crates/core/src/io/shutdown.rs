@@ -82,6 +82,7 @@ pub(super) fn shutdown_between_hosts(s: &'static Socket, g: u16, fd: c_int, how:
     if how != libc::SHUT_RD && !s.has(flag::SHUT_WR) {
         s.raise(flag::FIN_DUE);
     }
+    drop(held);
     if how != libc::SHUT_WR {
         if let Ok(mut rx) = hold_rx(s, g) {
             rx.note_shut();
@@ -92,8 +93,11 @@ pub(super) fn shutdown_between_hosts(s: &'static Socket, g: u16, fd: c_int, how:
             return r;
         }
     }
-    // Under the lock: behind it another connection may have the slot.
-    channel.far.demote(slot, Reason::Disconnected, false);
+    // (Another connection may have the slot by now, unless a handler has interrupted who holds it.)
+    let held = hold_tx(s, g);
+    if interrupts || held.is_ok() {
+        channel.far.demote(slot, Reason::Disconnected, false);
+    }
     drop(held);
     wait::prod(s);
     0

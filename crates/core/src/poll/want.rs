@@ -76,7 +76,7 @@ impl Want {
         if self.socket.published.sends_fast() {
             said & end != 0
         } else {
-            io::may_send_on_carrier(self.socket, said & (libc::POLLHUP | libc::POLLERR) != 0)
+            io::may_send_on_carrier(self.socket, said & libc::POLLHUP != 0)
         }
     }
 

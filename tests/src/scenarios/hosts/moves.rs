@@ -23,11 +23,13 @@ const HELD: usize = 5_000;
 const LATER: usize = 1_000;
 /// A busy machine makes all of it slow, and a connection may take the other path too late.
 const TRIES: usize = 10;
-/// How the server waits, of one connection after the other.
-const WAYS: [&str; 4] = ["poll", "epoll", "select", "edge"];
+/// How the server waits, of one connection after the other, and whether the kernel paces it. (What
+/// is paced is late by itself.)
+const WAYS: [(&str, bool); 4] =
+    [("poll", false), ("epoll", true), ("select", true), ("edge", true)];
 
 /// As FTP's passive mode makes them.
-const LISTENERS: usize = 70;
+const LISTENERS: usize = 66;
 
 pub(super) fn list() -> Vec<Scenario> {
     vec![
@@ -38,28 +40,30 @@ pub(super) fn list() -> Vec<Scenario> {
                 let listener = t.listener();
                 t.publish(listener);
                 let mut wrong = 0;
-                for way in WAYS.iter().cycle() {
-                    if t.hear() != "next" {
+                loop {
+                    let way = t.hear();
+                    if way == "end" {
                         break;
                     }
                     let fd = sys::accept(listener).expect("accept");
-                    wrong += receives_behind_a_tail(t, fd, way);
+                    let told = receives_behind_a_tail(t, fd, &way);
+                    // (A change of its path may be an edge.)
+                    wrong += told.saturating_sub(usize::from(way == "edge"));
                     sys::close(fd).expect("close");
                 }
                 t.log("false news", wrong);
             },
             |t| {
                 let addr = t.hear_addr();
-                // (What is paced is late by itself.)
-                for paced in [false, true, true] {
+                for (way, paced) in WAYS {
                     let right = (0..TRIES).any(|_| {
-                        t.tell("next");
+                        t.tell(way);
                         let fd = connected_to(addr);
                         let crossed = sends_behind_a_tail(t, fd, paced);
                         sys::close(fd).expect("close");
                         !t.waits_until_fast() || crossed.is_some_and(|ms| paced || ms < 150)
                     });
-                    t.log("as it has to be", (paced, right));
+                    t.log("as it has to be", (way, paced, right));
                 }
                 t.tell("end");
             },
@@ -69,7 +73,7 @@ pub(super) fn list() -> Vec<Scenario> {
         .skip(&[("shm", "promotion/a-held-tail-goes-out asks for it there")]),
         pair(
             "hosts/listeners-in-a-row",
-            "70 listeners one after the other, each on a port of its own: each connection comes onto the fast path",
+            "66 listeners one after the other, each on a port of its own: each connection comes onto the fast path",
             |t| {
                 for _ in 0..LISTENERS {
                     let fd = accepted(t);
@@ -90,7 +94,9 @@ pub(super) fn list() -> Vec<Scenario> {
             },
         )
         // (As above.)
-        .any_path(),
+        .any_path()
+        // (Each is made anew, by threads that a busy machine lets wait.)
+        .waits(60),
     ]
 }
 

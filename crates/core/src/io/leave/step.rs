@@ -15,7 +15,7 @@ use crate::channel::Channel;
 use crate::log::debug_log;
 use crate::sets::sets;
 use crate::socket::{Event, Socket, flag};
-use crate::{carrier, socket, sys, trace, wait};
+use crate::{carrier, fd_table, numbers, socket, sys, trace, wait};
 use core::ffi::c_int;
 use core::sync::atomic::Ordering::*;
 use core::sync::atomic::fence;
@@ -64,10 +64,34 @@ fn is_there(rx: &RxView) -> bool {
     matches!(rx.next(true), RxDue::Done | RxDue::Short | RxDue::Await(Await::Bytes))
 }
 
+const NOT_CONNECTED: c_int = -libc::ENOTCONN;
+
 /// Tells the kernel of a forked child's shutdown for receiving, if there was one.
 fn shut_for_child(s: &Socket, fd: c_int) -> bool {
     let is_due = s.has(flag::CALLED_BACK) && s.has(flag::SHUT_RD);
-    is_due && sys::shutdown(fd, libc::SHUT_RD) >= 0
+    // (Of a carrier that was reset the kernel knows.)
+    is_due && matches!(sys::shutdown(fd, libc::SHUT_RD) as c_int, 0 | NOT_CONNECTED)
+}
+
+/// A carrier under a name of the library's own, where there is need of one, and there can be one.
+struct OwnName(c_int, c_int);
+
+impl OwnName {
+    fn of(fd: c_int, is_needed: bool) -> OwnName {
+        OwnName(fd, if is_needed { numbers::copy(fd) } else { -1 })
+    }
+
+    fn fd(&self) -> c_int {
+        if self.1 >= 0 { self.1 } else { self.0 }
+    }
+}
+
+impl Drop for OwnName {
+    fn drop(&mut self) {
+        if self.1 >= 0 {
+            fd_table::close_internal(self.1);
+        }
+    }
 }
 
 impl Drop for Departure {
@@ -173,8 +197,11 @@ impl Departure {
         let stall_ns = if s.has(flag::SHUT_RD) { u64::MAX } else { STALLED_NS };
         let limits = Limits { patience_ns: PULL_BACK_STRICT_NS, stall_ns, hears_end: false };
         let fd = s.fd.load(Acquire);
-        let mut view = look_at_rx(s, &mut h, fd, &mut self.arrival, &limits)?;
-        if s.fd.load(Acquire) != fd {
+        let mut arrival = self.arrival;
+        let mut view = look_at_rx(s, &mut h, fd, &mut arrival, &limits)?;
+        if s.fd.load(Acquire) == fd {
+            self.arrival = arrival;
+        } else {
             // A close has taken that name meanwhile, and left another: it was asked for nothing.
             view.coming = Coming::Waiting;
         }
@@ -275,6 +302,8 @@ impl Departure {
             };
             say_late_fin(s, fd);
             let told = shut_for_child(s, fd);
+            // What a child asks for from here on needs a name that no close gives away.
+            let name = OwnName::of(fd, s.has(flag::CALLED_BACK));
             s.set_reason(why);
             if let Some((sent, received)) = counts {
                 s.tx_bytes.store(sent, Relaxed);
@@ -293,11 +322,11 @@ impl Departure {
             // A child that has shut it down meanwhile looks at the state behind that
             // (`shutdown_of_parents`).
             fence(SeqCst);
-            let _ = told || shut_for_child(s, fd);
+            let _ = told || shut_for_child(s, name.fd());
             if s.has(flag::CALLED_BACK)
                 && s.flags.fetch_and(!flag::FIN_LATER, AcqRel) & flag::FIN_LATER != 0
             {
-                let _ = sys::shutdown(fd, libc::SHUT_WR);
+                let _ = sys::shutdown(name.fd(), libc::SHUT_WR);
             }
             // (Nobody finds the end any more.)
             s.spill.free();

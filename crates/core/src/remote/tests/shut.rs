@@ -309,3 +309,22 @@ fn what_was_there_is_received_whoever_shuts_down() {
     }
     assert!(met > 0, "all were the kernel's by then");
 }
+
+/// A process that has read everything ends in order, and its peer still sends by the ring: that
+/// hears how far it has been read, and sends on TCP, as to any peer that has closed. (It took the
+/// connection for a broken one.)
+#[test]
+fn who_has_read_all_ends_in_order() {
+    for model in MODELS {
+        for side in [C, A] {
+            let mut rig = Rig::new(Order::Prompt, model, 2);
+            let i = rig.connect(0, 1);
+            rig.promoted_one_way(i, side);
+            rig.ends(i, side, Ends::Exits);
+            let at = format!("{model:?} {side}");
+            rig.gets_all(i, side ^ 1, 30_000, &at);
+            assert_eq!(rig.send(i, side ^ 1, 100), 100, "{at}");
+            rig.finish();
+        }
+    }
+}

@@ -3,6 +3,7 @@
 
 use super::Owned;
 use crate::sys;
+use crate::utcp::FULL;
 use core::ffi::c_int;
 use core::sync::atomic::Ordering::*;
 
@@ -60,7 +61,10 @@ impl Owned {
         if let Some(seated) = self.seats.get_mut(slot) {
             seated.room = room;
         }
-        self.again(slot, if room == Room::Awaited { TRIED_NS } else { IN_VAIN_NS });
+        // (Of more than there are places for some are not heard.)
+        let all_heard = self.full().count() <= FULL;
+        let waits = room == Room::Awaited && all_heard;
+        self.again(slot, if waits { TRIED_NS } else { IN_VAIN_NS });
     }
 }
 
