@@ -5,7 +5,7 @@ use super::{TCP_ULP, exchange};
 use crate::ctx::{Ctx, await_bytes, recv_exact, send_all};
 use crate::pattern::Pattern;
 use crate::scenario::{Scenario, pair};
-use crate::sys::{self, E, Fd, R};
+use crate::sys::{self, Fd, R};
 use libc::{IPPROTO_TCP, SHUT_WR};
 
 /// linux/tls.h, as are these
