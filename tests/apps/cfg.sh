@@ -27,7 +27,7 @@ told() {
 }
 on_path() { "$SS" --path "$1" --json "$PID" | grep -c '"fd"'; }
 becomes() { local want=$1; shift; wait_for 20 test_is "$want" "$@"; }
-# accelerated N: so many are, some use later. (A busy machine may agree on one behind its last call.)
+# accelerated N: so many are, some use later. (A busy machine may agree behind the last call.)
 accelerated() { wait_for 20 are_fast "$1"; }
 are_fast() { tell use >/dev/null; [ "$(on_path shm)" = "$1" ]; }
 test_is() { [ "$("${@:2}")" = "$1" ]; }
