@@ -130,13 +130,14 @@ pub(crate) fn begin_exit(s: &'static Socket) -> bool {
     }
     // A forked child may go on with it, and only this process can give it what is in the ring. And
     // a peer whose sender is on the ring is to hear that all of it has been read. (With bytes
-    // unread the end is a reset, and waits for nobody.)
+    // unread the end is a reset, and waits for nobody; of a carrier that was reset nobody hears.)
     let shared = s.names() > 1;
+    let tells = !carrier_is_reset(s);
     let on_ring = hold_rx(s, s.generation16()).is_ok_and(|mut h| {
-        !h.end.switch.is_released() && (shared || h.unread().is_ok_and(|n| n == 0))
+        !h.end.switch.is_released() && (shared || (tells && h.unread().is_ok_and(|n| n == 0)))
     });
     if let Ok(h) = hold_tx(s, s.generation16())
-        && ((on_ring && !carrier_is_reset(s)) || !is_clean(&h))
+        && (on_ring || !is_clean(&h))
     {
         h.channel.far.demote(h.slot, Reason::Disconnected, false);
         return true;
