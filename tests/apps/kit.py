@@ -484,8 +484,8 @@ def alone(one, side, tools, unit, oracle):
 def tried(failed, side, run, known=()):
     """The rule for other people's suites, of whose tests some depend on the time or the load: what
     failed once with the library is run ten times without it and ten times with it, in turn; it has
-    failed where it fails three times more with it, which of two equal sides it does in one of 25
-    where one in ten fails.
+    failed where it fails in at least two runs more with it. (Of two equal sides, of whose runs one
+    in ten fails, one does so in one case of seven.)
 
     `failed` is {unit: names}, `run(side, unit)` the names of what fails in one more run, `known`
     the units that failed without the library, too. Returns what has failed, and what else is to be
@@ -505,7 +505,7 @@ def tried(failed, side, run, known=()):
             if not accelerated and not plain:
                 said.append(f"{what} failed once, and not in {TRIES} more runs")
                 continue
-            (bad if accelerated - plain > TRIES // 4 else said).append(
+            (bad if accelerated - plain > TRIES // 10 else said).append(
                 f"{what} failed {accelerated} of {TRIES} times, {plain} without the library")
     return bad, said
 

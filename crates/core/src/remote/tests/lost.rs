@@ -324,12 +324,13 @@ fn said_of(fd: c_int) -> (i16, u32) {
     }
 }
 
-/// Who has just gone back to the carrier does not send there before the peer has heard of it. A
-/// peer that is killed never does: there is an error for whoever sends, and poll and epoll say
-/// that, as of any connection that is over. (They said everything but that it can be written.)
+/// Who has just gone back to the carrier does not send there before the peer has heard of it. One
+/// that is killed, or stopped while something resets the carrier, never does: there is an error for
+/// whoever sends, and poll and epoll say that, as of any connection that is over. (They said
+/// everything but that it can be written.)
 #[test]
-fn who_leaves_a_peer_that_is_killed_can_send_and_hears_of_it() {
-    for model in MODELS {
+fn who_leaves_a_peer_that_never_hears_of_it_can_send_and_is_told() {
+    for (model, is_killed) in MODELS.into_iter().flat_map(|m| [(m, true), (m, false)]) {
         let mut rig = Rig::new(Order::Shuffled(3), model, 2);
         let i = rig.connect(0, 1);
         rig.promoted(i);
@@ -345,14 +346,25 @@ fn who_leaves_a_peer_that_is_killed_can_send_and_hears_of_it() {
         }
         assert!(s.is(State::Attached) && !s.published.sends_fast(), "{}", rig.describe());
         assert!(said_of(fd).0 & libc::POLLOUT == 0, "{model:?}: nobody has heard yet");
-        rig.kill(1);
+        if is_killed {
+            rig.kill(1);
+        } else {
+            rig.hosts[1].stopped = true;
+            crate::carrier::dissolve(rig.conns[i][A].fd);
+        }
         rig.until("the kernel says so", |_| sys::poll_now(fd, 0) & libc::POLLHUP != 0);
         let (polled, reported) = said_of(fd);
-        assert_eq!(polled & libc::POLLOUT, libc::POLLOUT, "{model:?}: {polled:#x}");
-        assert_eq!(reported & libc::EPOLLOUT as u32, libc::EPOLLOUT as u32, "{model:?}");
+        let at = format!("{model:?} {is_killed}");
+        assert_eq!(polled & libc::POLLOUT, libc::POLLOUT, "{at}: {polled:#x}");
+        assert_eq!(reported & libc::EPOLLOUT as u32, libc::EPOLLOUT as u32, "{at}");
         rig.send(i, C, 100);
-        assert!(rig.conns[i][C].over.is_some(), "{model:?}: the first send says so");
-        rig.finish();
+        assert!(rig.conns[i][C].over.is_some(), "{at}: the first send says so");
+        rig.hosts[1].stopped = false;
+        rig.close(i, C);
+        if !is_killed {
+            rig.close(i, A);
+        }
+        rig.settle();
     }
 }
 
