@@ -372,11 +372,20 @@ fn follow(entry: Sqe, seen: Seen) -> Option<Sqe> {
     }
 }
 
-/// The kernel is about to use the descriptor past us.
+/// The kernel is about to use the descriptor past us, in whatever way.
 fn uses(fd: c_int) {
+    uses_by(fd, io::need_kernel_both_ways);
+}
+
+/// Only to receive, or to wait.
+fn receives(fd: c_int) {
+    uses_by(fd, io::need_kernel);
+}
+
+fn uses_by(fd: c_int, need_kernel: impl FnOnce(c_int, Reason)) {
     match fd_table::get(fd) {
         Entry::Socket(..) | Entry::Fresh(_) | Entry::Listener(_) => {
-            io::need_kernel(fd, Reason::IoUring)
+            need_kernel(fd, Reason::IoUring)
         }
         Entry::Epoll(e) => _ = epoll::leave_to_kernel(epoll::at(e)),
         _ => {}

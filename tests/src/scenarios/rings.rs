@@ -3,6 +3,7 @@
 //! Where the machine allows no io_uring, they count as skipped.
 
 use crate::ctx::{Ctx, await_bytes, recv_exact, send_all};
+use crate::pattern::Pattern;
 use crate::raw;
 use crate::ring::{self, Entry, Ring, change};
 use crate::scenario::{Scenario, pair};
@@ -283,6 +284,46 @@ fn receive_in_a_chain_client(t: &Ctx) {
     }
 }
 
+/// On one of them an entry has received before: its way back to TCP has begun.
+fn send_to_a_stopped_peer(t: &Ctx) {
+    let ring = ring(t, 0);
+    let fds = t.servers(2);
+    let peer: libc::pid_t = t.hear().parse().expect("pid");
+    t.log("stop", sys::kill(peer, libc::SIGSTOP));
+    let goes_on = std::thread::spawn(move || {
+        sys::sleep_ms(400);
+        sys::kill(peer, libc::SIGCONT)
+    });
+    let mut bytes = Pattern::new(9).bytes(0, 8 * 512);
+    for (n, fd) in fds.into_iter().enumerate() {
+        // (Room for all of it, whoever reads.)
+        let (first, last) = bytes.split_at_mut(7 * 512);
+        send_all(fd, first);
+        if let Some(ring) = &ring {
+            let look = Entry {
+                opcode: ring::POLL_ADD,
+                fd,
+                op_flags: libc::POLLOUT as u32,
+                user_data: 1,
+                ..Entry::default()
+            };
+            let (addr, len) = (last.as_mut_ptr() as u64, 512);
+            let send =
+                Entry { opcode: ring::SEND, fd, addr, len, user_data: 2, ..Entry::default() };
+            if n == 1 {
+                t.log("looks", ring.submit(&[look], 1));
+                t.log("room", ring.completions().len());
+            }
+            t.log("taken", ring.submit(&[send], 1));
+            t.log("sent", ring.completions());
+        } else {
+            send_all(fd, last);
+        }
+        t.log("close", sys::close(fd));
+    }
+    t.log("continue", goes_on.join().expect("thread"));
+}
+
 fn ends_behind_bytes(t: &Ctx) {
     let fds = t.clients(2);
     for fd in fds {
@@ -474,6 +515,20 @@ pub fn list() -> Vec<Scenario> {
             "a ring receives behind another entry, linked or drained, what an accelerated peer has sent before its end: in that order",
             receive_in_a_chain,
             receive_in_a_chain_client,
+        )
+        .demoted(),
+        pair(
+            "rings/send-to-a-stopped-peer",
+            "a ring sends on an accelerated socket whose peer stands still for a while: that comes, and nothing else",
+            send_to_a_stopped_peer,
+            |t| {
+                let fds = t.clients(2);
+                t.tell(&sys::getpid().to_string());
+                for fd in fds {
+                    t.drain(fd, 9, 8 * 512);
+                    t.log("end", sys::recv(fd, &mut [0; 1], 0));
+                }
+            },
         )
         .demoted(),
         pair(

@@ -18,6 +18,17 @@ pub(crate) fn need_kernel(fd: c_int, why: Reason) {
     give_to_kernel(fd, why, |s, g| _ = to_kernel(s, g, fd, why, strict));
 }
 
+/// The same where somebody may send past us, too: a byte of theirs on the carrier, before the peer
+/// knows that the stream goes on there, would be taken for a broken rule. That is waited for.
+pub(crate) fn need_kernel_both_ways(fd: c_int, why: Reason) {
+    give_to_kernel(fd, why, |s, g| {
+        let is_there = to_kernel(s, g, fd, why, false);
+        if !is_there && s.is(State::Attached) && s.path().leaves_by_agent() {
+            to_kernel_to_send(s, g, fd, why);
+        }
+    });
+}
+
 /// The same where somebody only sends past us: what is unread in a ring is received by ordinary
 /// calls.
 pub(crate) fn need_kernel_to_send(fd: c_int, why: Reason) {
@@ -86,7 +97,7 @@ pub(crate) fn lose_sight() {
             )
         };
         if theirs(entry) {
-            need_kernel(fd, Reason::IoUring);
+            need_kernel_both_ways(fd, Reason::IoUring);
         }
     });
 }

@@ -6,7 +6,7 @@ use super::abi::{
     BUFFER_SELECT, DEPENDS, DRAIN, OP_POLL_ADD, OP_READ, OP_READ_FIXED, OP_READV, OP_RECV,
     OP_RECVMSG, Sqe,
 };
-use super::{completes_with, null_device, uses};
+use super::{completes_with, null_device, receives};
 use crate::outcome::{PASS, Ret};
 use crate::{io, sys};
 use core::ffi::c_int;
@@ -19,7 +19,7 @@ use netacc_control::stats::Reason;
 /// Where bytes are in our ring alone, and cannot be received here, the connection is broken off: an
 /// error that is seen, never a gap in the stream.
 pub(super) fn receive(entry: Sqe, waits: bool) -> Option<Sqe> {
-    uses(entry.fd);
+    receives(entry.fd);
     let is_left = io::is_left_in_ring(entry.fd);
     if entry.opcode == OP_POLL_ADD {
         return completes_with(entry, is_readable(entry).filter(|_| is_left)?);
