@@ -96,21 +96,13 @@ fn kinds(control: &[(i32, i32, Vec<u8>)]) -> Vec<(i32, i32)> {
     control.iter().map(|c| (c.0, c.1)).collect()
 }
 
-/// Whether each thread of a process stands still.
-fn all_stopped(pid: i32) -> bool {
-    let tasks = std::fs::read_dir(format!("/proc/{pid}/task")).expect("tasks");
-    tasks.flatten().all(|task| {
-        std::fs::read_to_string(task.path().join("stat")).is_ok_and(|stat| stat.contains(") T "))
-    })
-}
-
 /// A connection with bytes unread, whose client has said its number and is stopped.
 fn unread_of_a_stopped_peer(t: &Ctx) -> (Fd, i32) {
     let fd = t.server();
     let peer: i32 = t.hear().parse().expect("a pid");
     await_bytes(fd, UNREAD);
     t.log("stop", sys::kill(peer, libc::SIGSTOP));
-    while !all_stopped(peer) {
+    while !sys::is_stopped(peer) {
         sys::sleep_ms(1);
     }
     (fd, peer)
@@ -346,6 +338,35 @@ pub fn list() -> Vec<Scenario> {
                 t.log("signals", PIPES.load(Ordering::Relaxed));
                 t.tell("sent");
                 t.log("end", sys::recv(fd, &mut [0; 1], 0));
+            },
+        )
+        .demoted(),
+        pair(
+            "leaving/print-behind-what-goes-again",
+            "stdio prints on a socket while bytes of before still go out again, where there is little room: it comes behind them",
+            |t| {
+                let fd = t.server();
+                await_bytes(fd, SOME);
+                sys::setopt(fd, SOL_SOCKET, libc::SO_RCVBUF, 1).expect("SO_RCVBUF");
+                t.tell("there");
+                t.wait("small");
+                t.log("option", sys::setopt(fd, IPPROTO_TCP, TCP_INQ, 1));
+                t.tell("left");
+                t.wait("prints");
+                t.drain(fd, 9, SOME);
+                t.log_text("printed", &recv_exact(fd, 8));
+                t.log("end", sys::recv(fd, &mut [0; 1], 0));
+            },
+            |t| {
+                let fd = t.client();
+                t.pour(fd, 9, SOME);
+                t.wait("there");
+                sys::setopt(fd, SOL_SOCKET, libc::SO_SNDBUF, 1).expect("SO_SNDBUF");
+                t.tell("small");
+                t.wait("left");
+                t.tell("prints");
+                t.log("printed", sys::print(fd, c"printed."));
+                t.log("close", sys::close(fd));
             },
         )
         .demoted(),

@@ -284,43 +284,82 @@ fn receive_in_a_chain_client(t: &Ctx) {
     }
 }
 
-/// On one of them an entry has received before: its way back to TCP has begun.
+/// Entries that send to a peer which stands still: at once, behind one that has begun the way back
+/// to TCP, and in a child.
 fn send_to_a_stopped_peer(t: &Ctx) {
-    let ring = ring(t, 0);
-    let fds = t.servers(2);
+    let fds = t.servers(3);
     let peer: libc::pid_t = t.hear().parse().expect("pid");
-    t.log("stop", sys::kill(peer, libc::SIGSTOP));
-    let goes_on = std::thread::spawn(move || {
-        sys::sleep_ms(400);
-        sys::kill(peer, libc::SIGCONT)
-    });
-    let mut bytes = Pattern::new(9).bytes(0, 8 * 512);
-    for (n, fd) in fds.into_iter().enumerate() {
+    let is_there = ring(t, 0).is_some_and(|ring| sys::close(ring.fd).is_ok());
+    for (how, fd) in ["at once", "behind a look", "in a child"].into_iter().zip(fds) {
+        t.log("stop", sys::kill(peer, libc::SIGSTOP));
+        let goes_on = std::thread::spawn(move || {
+            sys::sleep_ms(400);
+            sys::kill(peer, libc::SIGCONT)
+        });
+        let mut bytes = Pattern::new(9).bytes(0, 8 * 512);
         // (Room for all of it, whoever reads.)
         let (first, last) = bytes.split_at_mut(7 * 512);
         send_all(fd, first);
-        if let Some(ring) = &ring {
-            let look = Entry {
-                opcode: ring::POLL_ADD,
-                fd,
-                op_flags: libc::POLLOUT as u32,
-                user_data: 1,
-                ..Entry::default()
-            };
-            let (addr, len) = (last.as_mut_ptr() as u64, 512);
-            let send =
-                Entry { opcode: ring::SEND, fd, addr, len, user_data: 2, ..Entry::default() };
-            if n == 1 {
-                t.log("looks", ring.submit(&[look], 1));
-                t.log("room", ring.completions().len());
+        let (addr, len) = (last.as_mut_ptr() as u64, 512);
+        let send = move || {
+            if !is_there {
+                send_all(fd, &Pattern::new(9).bytes(7 * 512, 512));
+                return;
             }
-            t.log("taken", ring.submit(&[send], 1));
-            t.log("sent", ring.completions());
+            let ring = Ring::new(8, 0).expect("ring");
+            let op_flags = libc::POLLOUT as u32;
+            let look = Entry { opcode: ring::POLL_ADD, fd, op_flags, ..Entry::default() };
+            if how == "behind a look" {
+                ring.submit(&[look], 1).expect("a look");
+                assert_eq!(ring.completions().len(), 1);
+            }
+            let send = Entry { opcode: ring::SEND, fd, addr, len, ..Entry::default() };
+            ring.submit(&[send], 1).expect("a send");
+            assert_eq!(ring.completions(), [(0, 512)]);
+        };
+        if how == "in a child" {
+            let child = t.child(move |_| {
+                send();
+                "sent".into()
+            });
+            t.log(how, child.join());
         } else {
-            send_all(fd, last);
+            send();
         }
+        t.log("continue", goes_on.join().expect("thread"));
         t.log("close", sys::close(fd));
     }
+}
+
+/// The peer stands still while an entry that receives is given to the ring, then sends and closes.
+fn receive_from_a_stopped_peer(t: &Ctx) {
+    let fd = t.server();
+    let peer: libc::pid_t = t.hear().parse().expect("pid");
+    let ring = ring(t, 0);
+    t.tell("stop");
+    while !sys::is_stopped(peer) {
+        sys::sleep_ms(1);
+    }
+    let goes_on = std::thread::spawn(move || {
+        sys::sleep_ms(300);
+        sys::kill(peer, libc::SIGCONT)
+    });
+    let mut buf = [0; 512];
+    let mut at = 0;
+    while let (Some(ring), true) = (&ring, at < buf.len()) {
+        let addr = buf[at..].as_mut_ptr() as u64;
+        let len = (buf.len() - at) as u32;
+        let receive = Entry { opcode: ring::RECV, fd, addr, len, ..Entry::default() };
+        ring.submit(&[receive], 1).expect("a receive");
+        let [(_, n)] = ring.completions()[..] else { panic!("one completion") };
+        assert!(n > 0, "{n} after {at} of 512 bytes");
+        at += n as usize;
+    }
+    if ring.is_none() {
+        buf.copy_from_slice(&recv_exact(fd, 512));
+    }
+    t.log("received", Pattern::new(9).first_error(0, &buf));
+    t.log("end", sys::recv(fd, &mut [0; 1], 0));
     t.log("continue", goes_on.join().expect("thread"));
 }
 
@@ -522,12 +561,26 @@ pub fn list() -> Vec<Scenario> {
             "a ring sends on an accelerated socket whose peer stands still for a while: that comes, and nothing else",
             send_to_a_stopped_peer,
             |t| {
-                let fds = t.clients(2);
+                let fds = t.clients(3);
                 t.tell(&sys::getpid().to_string());
                 for fd in fds {
                     t.drain(fd, 9, 8 * 512);
                     t.log("end", sys::recv(fd, &mut [0; 1], 0));
                 }
+            },
+        )
+        .demoted(),
+        pair(
+            "rings/receive-from-a-stopped-peer",
+            "a ring receives on an accelerated socket whose peer stands still for a while, then sends and closes: all of it, then the end",
+            receive_from_a_stopped_peer,
+            |t| {
+                let fd = t.client();
+                t.tell(&sys::getpid().to_string());
+                t.wait("stop");
+                sys::kill(sys::getpid(), libc::SIGSTOP).expect("stop");
+                send_all(fd, &Pattern::new(9).bytes(0, 512));
+                t.log("close", sys::close(fd));
             },
         )
         .demoted(),

@@ -337,3 +337,12 @@ pub fn tee(from: Fd, to: Fd, count: usize, flags: u32) -> R {
 pub fn copy_file_range(from: Fd, to: Fd, count: usize) -> R {
     call!(libc::copy_file_range(from, null_mut(), to, null_mut(), count, 0))
 }
+
+unsafe extern "C" {
+    fn dprintf(fd: Fd, format: *const libc::c_char, ...) -> c_int;
+}
+
+/// dprintf(3).
+pub fn print(fd: Fd, text: &std::ffi::CStr) -> R {
+    call!(dprintf(fd, c"%s".as_ptr(), text.as_ptr()))
+}

@@ -54,6 +54,14 @@ pub fn kill(pid: libc::pid_t, signal: c_int) -> R {
     call!(libc::kill(pid, signal))
 }
 
+/// Whether each thread of a process stands still.
+pub fn is_stopped(pid: libc::pid_t) -> bool {
+    let tasks = std::fs::read_dir(format!("/proc/{pid}/task")).expect("tasks");
+    tasks.flatten().all(|task| {
+        std::fs::read_to_string(task.path().join("stat")).is_ok_and(|stat| stat.contains(") T "))
+    })
+}
+
 /// Sends a signal to one thread of this process.
 pub fn tgkill(tid: libc::pid_t, signal: c_int) -> R {
     call!(libc::syscall(libc::SYS_tgkill, getpid(), tid, signal))

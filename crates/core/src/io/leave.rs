@@ -13,7 +13,7 @@ use crate::socket::{Event, Socket, State, flag, harmless};
 use crate::trace::Event as Trace;
 use crate::{agent, candidates, carrier, fd_table, process, socket, wait};
 use between_hosts::to_kernel_between_hosts;
-pub(super) use between_hosts::to_kernel_to_send;
+pub(super) use between_hosts::{begin_way_back, to_kernel_to_send};
 use core::ffi::c_int;
 use core::sync::atomic::Ordering::*;
 pub(super) use halves::freeze;

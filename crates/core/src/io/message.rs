@@ -6,6 +6,7 @@ use super::ends::hold_rx;
 use super::leave::without_memory;
 use super::need_kernel::need_kernel;
 use super::receive::{recv_attached, recvmsg_leaving};
+use super::receiving::await_bytes;
 use super::reset::on_error_taken;
 use super::send::{leave_to_send, send_attached};
 use super::{Begun, EFAULT, EINVAL, NOT_BEGUN, Who, begin, dispatch, end, is_readable, who};
@@ -152,6 +153,13 @@ pub(crate) unsafe fn recvmmsg(
         let header = unsafe { &raw mut (*m).msg_hdr };
         // SAFETY: the caller's msghdr.
         let mut r = unsafe { recvmsg(fd, header, flags & !libc::MSG_WAITFORONE) };
+        if r == PASS && received > 0 {
+            // It is the kernel's by now, which would tell an error that is the next call's.
+            r = match await_bytes(fd, deadline_of(fd, flags)) {
+                0 => PASS,
+                r => r,
+            };
+        }
         if r == PASS {
             // SAFETY: as above.
             r = unsafe { sys::recvmsg(fd, header, flags & !libc::MSG_WAITFORONE) };
@@ -187,6 +195,20 @@ pub(crate) unsafe fn recvmmsg(
         }
     }
     received as Ret
+}
+
+/// When a receive of the kernel's on it, which begins now, would end; 0: never.
+#[cold]
+fn deadline_of(fd: c_int, flags: c_int) -> u64 {
+    let is_set = |flags: isize| flags >= 0 && flags as c_int & libc::O_NONBLOCK != 0;
+    let now = sys::now_ns();
+    if flags & libc::MSG_DONTWAIT != 0 || is_set(sys::fcntl(fd, libc::F_GETFL, 0)) {
+        return now;
+    }
+    match sys::timeout_of(fd, libc::SO_RCVTIMEO) {
+        ns @ 1.. => now.saturating_add(ns as u64),
+        _ => 0,
+    }
 }
 
 /// The time that a recvmmsg may take.

@@ -1,32 +1,48 @@
 //! A descriptor is used in a way that only the kernel can serve.
 
-use super::ends::{hold_rx, reads_ring_first};
+use super::ends::{hold_rx, hold_tx, reads_ring_first};
 use super::kept::give_up_listener;
-use super::leave::{to_kernel, to_kernel_to_send};
+use super::leave::{
+    LONGEST_NS, NOTHING_COMES_NS, begin_way_back, break_off, to_kernel, to_kernel_to_send,
+};
 use crate::fd_table::Entry;
 use crate::sets::sets;
-use crate::socket::{Socket, State, flag};
-use crate::{adoption, fast_connect, fd_table};
+use crate::socket::{Named, Socket, State, flag};
+use crate::{adoption, fast_connect, fd_table, sys};
 use core::ffi::c_int;
 use netacc_control::stats::Reason;
+use netacc_proto::switchover::{Tx, TxState};
 
 /// A descriptor is used in a way that only the kernel can serve, for good: see
 /// [`crate::api::need_kernel`].
 pub(crate) fn need_kernel(fd: c_int, why: Reason) {
     // Where somebody is about to read who cannot read a ring.
     let strict = leaves_sight(why) && why != Reason::IoUring;
-    give_to_kernel(fd, why, |s, g| _ = to_kernel(s, g, fd, why, strict));
-}
-
-/// The same where somebody may send past us, too: a byte of theirs on the carrier, before the peer
-/// knows that the stream goes on there, would be taken for a broken rule. That is waited for.
-pub(crate) fn need_kernel_both_ways(fd: c_int, why: Reason) {
     give_to_kernel(fd, why, |s, g| {
-        let is_there = to_kernel(s, g, fd, why, false);
-        if !is_there && s.is(State::Attached) && s.path().leaves_by_agent() {
-            to_kernel_to_send(s, g, fd, why);
+        if strict {
+            to_kernel_to_receive(s, g, fd, why);
+        } else {
+            let _ = to_kernel(s, g, fd, why, false);
         }
     });
+}
+
+/// The same where somebody may send past us, too.
+pub(crate) fn need_kernel_both_ways(fd: c_int, why: Reason) {
+    let since = sys::now_ns();
+    give_to_kernel(fd, why, |s, g| both_ways(Named { s, g, fd }, why, since));
+}
+
+/// `since`: when its way back began, or will have.
+fn both_ways(Named { s, g, fd }: Named, why: Reason, since: u64) {
+    if to_kernel(s, g, fd, why, false) || !s.is(State::Attached) {
+        return;
+    }
+    if s.path().leaves_by_agent() {
+        to_kernel_to_send(Named { s, g, fd }, why, since);
+    } else {
+        await_sent_again(Named { s, g, fd }, why);
+    }
 }
 
 /// The same where somebody only sends past us: what is unread in a ring is received by ordinary
@@ -34,11 +50,55 @@ pub(crate) fn need_kernel_both_ways(fd: c_int, why: Reason) {
 pub(crate) fn need_kernel_to_send(fd: c_int, why: Reason) {
     give_to_kernel(fd, why, |s, g| {
         if s.is(State::Attached) && s.path().leaves_by_agent() {
-            to_kernel_to_send(s, g, fd, why);
-        } else {
-            _ = to_kernel(s, g, fd, why, false);
+            to_kernel_to_send(Named { s, g, fd }, why, sys::now_ns());
+        } else if !to_kernel(s, g, fd, why, false) {
+            await_sent_again(Named { s, g, fd }, why);
         }
     });
+}
+
+/// Within the host: what goes again over the carrier comes before any byte that somebody sends past
+/// us.
+fn await_sent_again(on: Named, why: Reason) {
+    let is_resending = |tx: &Tx| tx.state() == TxState::Resending;
+    let left = |s, g| hold_tx(s, g).ok().map(|h| h.end.switch).filter(is_resending);
+    until(on, why, |s, g| left(s, g).map(|tx| tx.resend().start));
+}
+
+/// Who reads past us finds nothing that comes by a ring. Within the host a receiver that has
+/// frozen, and has no answer, may still get bytes there.
+fn to_kernel_to_receive(s: &'static Socket, g: u16, fd: c_int, why: Reason) {
+    if to_kernel(s, g, fd, why, true) || s.path().leaves_by_agent() {
+        return;
+    }
+    let waits = |s, g| hold_rx(s, g).ok().filter(|h| h.end.switch.wants_pull_back()).map(|_| 0);
+    until(Named { s, g, fd }, why, waits);
+}
+
+/// Takes a connection back until nothing is missing any more: `missing` says how far that has come.
+/// Where nothing comes of it for as long as a strict way back waits, it is broken off.
+fn until(
+    Named { s, g, fd }: Named,
+    why: Reason,
+    missing: impl Fn(&'static Socket, u16) -> Option<u64>,
+) {
+    let began = sys::now_ns();
+    let (mut at, mut since) = (None, began);
+    while s.is(State::Attached)
+        && s.generation16() == g
+        && !s.has(flag::BROKEN_OFF | flag::CORRUPT | flag::RESET)
+    {
+        let Some(left) = missing(s, g) else { return };
+        let now = sys::now_ns();
+        if at.replace(left) != Some(left) {
+            since = now;
+        }
+        if now.saturating_sub(since) > NOTHING_COMES_NS || now.saturating_sub(began) > LONGEST_NS {
+            return break_off(s, fd);
+        }
+        let _ = to_kernel(s, g, fd, why, false);
+        sys::pause_ns(20_000);
+    }
 }
 
 fn give_to_kernel(fd: c_int, why: Reason, go: impl FnOnce(&'static Socket, u16)) {
@@ -72,23 +132,32 @@ pub(crate) fn is_left_in_ring(fd: c_int) -> bool {
 pub(crate) fn hand_on(fd: c_int, why: Reason) {
     let has_bytes = |s: &'static Socket, g| {
         hold_rx(s, g).is_ok_and(|mut h| {
-            h.end.switch.outstanding() > 0 || h.unread().is_ok_and(|unread| unread > 0)
+            h.end.switch.outstanding() > 0
+                || h.end.switch.wants_pull_back()
+                || h.unread().is_ok_and(|unread| unread > 0)
         })
     };
     if let Some((s, g)) = fd_table::socket(fd)
         && s.is(State::Attached)
         && has_bytes(s, g)
     {
-        let _ = to_kernel(s, g, fd, why, true);
+        to_kernel_to_receive(s, g, fd, why);
     }
 }
 
-/// A ring of the program's may do anything with any socket from now on: all are the kernel's.
+/// A ring of the program's may do anything with any socket from now on: all are the kernel's. (They
+/// are asked for together, and one clock runs for all whose peers do not answer.)
 #[cold]
 pub(crate) fn lose_sight() {
     if crate::unconnected::refuse_all() {
         return;
     }
+    let since = sys::now_ns();
+    fd_table::for_each(|_, entry| {
+        if let Entry::Socket(s, g) = entry {
+            begin_way_back(s, g, Reason::IoUring);
+        }
+    });
     fd_table::for_each(|fd, entry| {
         let theirs = |entry| {
             matches!(
@@ -97,7 +166,8 @@ pub(crate) fn lose_sight() {
             )
         };
         if theirs(entry) {
-            need_kernel_both_ways(fd, Reason::IoUring);
+            let why = Reason::IoUring;
+            give_to_kernel(fd, why, |s, g| both_ways(Named { s, g, fd }, why, since));
         }
     });
 }
@@ -109,3 +179,7 @@ fn leaves_sight(why: Reason) -> bool {
         Reason::InheritedByExec | Reason::PassedByScmRights | Reason::StdioStream | Reason::IoUring
     )
 }
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used, clippy::indexing_slicing, reason = "tests may fail loudly")]
+mod tests;

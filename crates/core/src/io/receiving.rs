@@ -336,7 +336,7 @@ impl Receiving<'_> {
 
 /// Waits until the kernel has bytes, or the end of the stream: 0. Otherwise what the call ends with
 /// that has bytes from elsewhere.
-fn await_bytes(fd: c_int, deadline: u64) -> Ret {
+pub(super) fn await_bytes(fd: c_int, deadline: u64) -> Ret {
     let limit = if deadline == 0 { -1 } else { deadline.saturating_sub(sys::now_ns()) as i64 };
     let mut p = libc::pollfd { fd, events: libc::POLLIN, revents: 0 };
     // SAFETY: one valid pollfd.

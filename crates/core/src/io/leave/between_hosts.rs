@@ -31,15 +31,19 @@ pub(in crate::io) fn to_kernel_between_hosts(
 
 /// The same for who only sends, past the library: the sending half alone is waited for, and what is
 /// unread may stay in the ring. (A byte on the carrier before that half is there would be taken for
-/// a broken rule.)
-pub(in crate::io) fn to_kernel_to_send(s: &'static Socket, g: u16, fd: c_int, why: Reason) {
-    // (A forked child does not see its maker's half.)
-    let patience = if s.is_inherited() {
-        Patience::of(s, g, why, false)
-    } else {
-        Patience::to_send(s, g, why)
-    };
-    let _ = await_thread(Named { s, g, fd }, why, patience);
+/// a broken rule, or for the bytes that go again.) `since`: when that began.
+pub(in crate::io) fn to_kernel_to_send(on: Named, why: Reason, since: u64) {
+    // (A forked child does not see its maker's half: it waits for both.)
+    let sends = !on.s.is_inherited();
+    let patience = Patience { sends, ..Patience::strict_since(on.s, since) };
+    let _ = await_thread(on, why, patience);
+}
+
+/// It is to go back, and is waited for later ([`to_kernel_to_send`]).
+pub(in crate::io) fn begin_way_back(s: &'static Socket, g: u16, why: Reason) {
+    if s.generation16() == g && s.is(State::Attached) && s.path().leaves_by_agent() {
+        ask_to_demote(s, g, why);
+    }
 }
 
 fn await_thread(on: Named, why: Reason, patience: Patience) -> bool {
@@ -63,14 +67,27 @@ pub(crate) struct Patience {
 
 impl Patience {
     pub(crate) fn of(s: &'static Socket, g: u16, why: Reason, strict: bool) -> Patience {
-        let ns = if strict { NOTHING_COMES_NS } else { pull_back_patience_ns(s, g, why, false) };
         let now = sys::now_ns();
-        let (until, ends) = (now.saturating_add(ns), now.saturating_add(LONGEST_NS));
-        Patience { until, ends, strict, sends: false, came_on: s.came_on.load(Acquire) }
+        if strict {
+            return Patience::strict_since(s, now);
+        }
+        let until = now.saturating_add(pull_back_patience_ns(s, g, why, false));
+        Patience { until, strict, ..Patience::strict_since(s, now) }
     }
 
-    pub(crate) fn to_send(s: &'static Socket, g: u16, why: Reason) -> Patience {
-        Patience { sends: true, ..Patience::of(s, g, why, true) }
+    fn strict_since(s: &Socket, since: u64) -> Patience {
+        Patience {
+            until: since.saturating_add(NOTHING_COMES_NS),
+            ends: since.saturating_add(LONGEST_NS),
+            strict: true,
+            sends: false,
+            came_on: s.came_on.load(Acquire),
+        }
+    }
+
+    #[cfg(test)]
+    pub(crate) fn to_send(s: &'static Socket) -> Patience {
+        Patience { sends: true, ..Patience::strict_since(s, sys::now_ns()) }
     }
 
     /// How long there is still. Who would break the connection off waits as long as it comes on:
