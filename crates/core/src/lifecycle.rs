@@ -287,14 +287,20 @@ pub(crate) fn dup(fd: c_int) -> Ret {
     match fd_table::get(fd) {
         Entry::None => PASS,
         Entry::Internal => -(libc::EBADF as Ret),
-        _ => {
-            let new = numbered(|| sys::fcntl(fd, libc::F_DUPFD, 0));
-            if new >= 0 && !process::in_vfork_child() {
-                note_dup(fd, new as c_int);
-            }
-            new
-        }
+        _ => duplicate(fd, libc::F_DUPFD, 0),
     }
+}
+
+fn duplicate(fd: c_int, cmd: c_int, arg: usize) -> Ret {
+    let by_vfork_child = process::in_vfork_child();
+    if by_vfork_child {
+        before_exec::before_dup_by_vfork_child(fd);
+    }
+    let new = numbered(|| sys::fcntl(fd, cmd, arg));
+    if new >= 0 && !by_vfork_child {
+        note_dup(fd, new as c_int);
+    }
+    new
 }
 
 pub(crate) fn dup3(old: c_int, new: c_int, flags: c_int) -> Ret {
@@ -319,6 +325,7 @@ pub(crate) fn dup3(old: c_int, new: c_int, flags: c_int) -> Ret {
         return PASS;
     }
     if process::in_vfork_child() {
+        before_exec::before_dup_by_vfork_child(old);
         return sys::dup3(old, new, flags.max(0));
     }
     if sys::fcntl(old, libc::F_GETFD, 0) < 0 {
@@ -382,13 +389,7 @@ pub(crate) fn fcntl(fd: c_int, cmd: c_int, arg: usize) -> Ret {
         return -(libc::EBADF as Ret);
     }
     match cmd {
-        libc::F_DUPFD | libc::F_DUPFD_CLOEXEC => {
-            let new = numbered(|| sys::fcntl(fd, cmd, arg));
-            if new >= 0 && !process::in_vfork_child() {
-                note_dup(fd, new as c_int);
-            }
-            new
-        }
+        libc::F_DUPFD | libc::F_DUPFD_CLOEXEC => duplicate(fd, cmd, arg),
         libc::F_SETFD => {
             let r = sys::fcntl(fd, cmd, arg);
             note_flag(fd, raw, r, fast_connect::CLOEXEC, arg as c_int & libc::FD_CLOEXEC != 0);

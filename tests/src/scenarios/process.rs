@@ -10,6 +10,7 @@ use libc::{MSG_DONTWAIT, POLLIN};
 
 mod children;
 mod exec;
+mod vforked;
 
 /// A client that checks an echo of numbered messages until it is told to stop, then says what the
 /// end was.
@@ -88,6 +89,7 @@ pub fn list() -> Vec<Scenario> {
     let mut all = first();
     all.extend(exec::list());
     all.extend(children::list());
+    all.extend(vforked::list());
     all
 }
 

@@ -169,9 +169,29 @@ pub fn vfork_child_setting_group() -> Result<i32, E> {
     vfork_child(&|| unsafe { libc::setgid(libc::getgid()) == 0 })
 }
 
-/// A child on its own stack that shares our memory but not our fd table, and suspends us until it
-/// exits: what `vfork` does, in a form that Rust may call. How it ends: 0 if `body` says so.
+/// A vfork child does that to its descriptors, and becomes a shell, whose output goes to `out`.
+pub fn vfork_child_shell(
+    script: &str,
+    out: Fd,
+    before: &dyn Fn() -> bool,
+) -> Result<libc::pid_t, E> {
+    let (_strings, argv) = c_strings(&["sh", "-c", script]);
+    begin_vfork_child(&|| {
+        // SAFETY: a plain fd call.
+        let given = unsafe { libc::dup2(out, 1) >= 0 };
+        // SAFETY: C strings that the suspended parent keeps.
+        given && before() && unsafe { libc::execv(c"/bin/sh".as_ptr(), argv.as_ptr()) == 0 }
+    })
+}
+
 fn vfork_child(body: &dyn Fn() -> bool) -> Result<i32, E> {
+    wait_child(begin_vfork_child(body)?)
+}
+
+/// A child on its own stack that shares our memory but not our fd table, and suspends us until it
+/// exits, or becomes another program: what `vfork` does, in a form that Rust may call. How it ends:
+/// 0 if `body` says so.
+fn begin_vfork_child(body: &dyn Fn() -> bool) -> Result<libc::pid_t, E> {
     extern "C" fn child(argument: *mut c_void) -> c_int {
         // SAFETY: the parent is suspended and keeps `body` alive.
         let body = unsafe { *argument.cast::<&dyn Fn() -> bool>() };
@@ -180,13 +200,12 @@ fn vfork_child(body: &dyn Fn() -> bool) -> Result<i32, E> {
     let mut stack = vec![0u128; 16 * 1024];
     // SAFETY: one past the end of the stack allocation.
     let top = unsafe { stack.as_mut_ptr().add(stack.len()) };
-    let pid = fd_of(call!(libc::clone(
+    fd_of(call!(libc::clone(
         child,
         top.cast(),
         libc::CLONE_VM | libc::CLONE_VFORK | libc::SIGCHLD,
         (&raw const body).cast_mut().cast()
-    )))?;
-    wait_child(pid)
+    )))
 }
 
 /// Sets the group of this process, to what it is: a change of rights for whoever does not look

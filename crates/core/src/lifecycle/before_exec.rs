@@ -6,6 +6,7 @@ use crate::adoption::exec::{Heir, hand_over};
 use crate::fd_table::{self, Entry};
 use crate::socket::harmless;
 use crate::{adoption, epoll, fast_connect, io, keeper, process, socket, sys, trace};
+use core::ffi::c_int;
 use netacc_control::stats::Reason;
 
 /// This very process becomes the new program, which `heir` says, if it is known.
@@ -25,6 +26,15 @@ pub(crate) fn before_exec(heir: impl FnOnce() -> Option<Heir>) {
 pub(crate) fn before_spawn() {
     fast_connect::give_away_all();
     prepare(|| None);
+}
+
+/// A child that shares this memory has numbers of its own, of which the table knows nothing: a
+/// program that it becomes finds the connection under one that nobody looks at then.
+#[cold]
+pub(super) fn before_dup_by_vfork_child(old: c_int) {
+    if let Entry::Socket(..) = fd_table::get(old) {
+        io::need_kernel(old, Reason::InheritedByExec);
+    }
 }
 
 fn prepare(heir: impl FnOnce() -> Option<Heir>) {
