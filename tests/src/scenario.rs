@@ -210,6 +210,7 @@ pub fn all() -> Vec<Scenario> {
     list.extend(scenarios::looks::list());
     list.extend(scenarios::looks_ends::list());
     list.extend(scenarios::fds::list());
+    list.extend(scenarios::fds::stdio::list());
     list.extend(scenarios::connect::list());
     list.extend(scenarios::lives::list());
     list.extend(scenarios::listens::list());

@@ -617,6 +617,20 @@ impl Stream {
     }
 }
 
+/// So many bytes of standard input, by libc's stream, or up to its end.
+pub fn getchars(count: usize) -> Vec<u8> {
+    // SAFETY: getchar(3).
+    let next = || u8::try_from(unsafe { libc::getchar() }).ok();
+    std::iter::repeat_with(next).take(count).map_while(|byte| byte).collect()
+}
+
+/// A line on standard output, by libc's stream.
+pub fn put_line(line: &str) -> bool {
+    let line = CString::new(line).unwrap_or_default();
+    // SAFETY: a live C string; all streams are flushed.
+    unsafe { libc::puts(line.as_ptr()) >= 0 && libc::fflush(null_mut()) == 0 }
+}
+
 // ------------------------------------------------------------------------------------------ memory
 
 /// A file mapped shared into this process, as u64 counters.

@@ -100,7 +100,13 @@ pub(crate) fn begin_as(fd: c_int, origin: Origin) {
     let Some(s) = claim(fd) else { return };
     s.syn.set_began(began);
     fill(s, fd, origin);
-    let _ = fd_table::put(fd, Entry::Socket(s, s.generation16()));
+    let g = s.generation16();
+    if s.is(State::Candidate) && (0..=2).any(|n| n == fd || fd_table::is_named(n, s, g)) {
+        // libc's streams read and write it there past us (`adoption/stdio.rs`).
+        s.raise(flag::STDIO);
+        s.set_reason(Reason::StdioStream);
+    }
+    let _ = fd_table::put(fd, Entry::Socket(s, g));
     if s.is(State::Candidate) && !s.is_new() {
         start(s);
     }

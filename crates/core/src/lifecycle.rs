@@ -272,6 +272,7 @@ pub(crate) fn on_taken_fd(new: c_int) {
     });
     if let Some(old) = old {
         note_dup(old, new);
+        io::off_stdio(new);
     }
 }
 
@@ -299,6 +300,7 @@ fn duplicate(fd: c_int, cmd: c_int, arg: usize) -> Ret {
     let new = numbered(|| sys::fcntl(fd, cmd, arg));
     if new >= 0 && !by_vfork_child {
         note_dup(fd, new as c_int);
+        io::off_stdio(new as c_int);
     }
     new
 }

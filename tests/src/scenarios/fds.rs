@@ -1,12 +1,14 @@
 //! File descriptors: dup, numbers, flags, closing everything, limits, passing.
 
-use crate::ctx::{Ctx, await_bytes, recv_exact, send_all};
+use crate::ctx::{Ctx, await_bytes, read_to_end, recv_exact, send_all};
 use crate::scenario::{Scenario, alone, pair};
 use crate::sys::{self, Addr, E, Fd};
 use libc::{
     F_DUPFD, F_DUPFD_CLOEXEC, F_GETFD, F_GETFL, F_SETFD, F_SETFL, MSG_DONTWAIT, MSG_NOSIGNAL,
     O_NONBLOCK,
 };
+
+pub mod stdio;
 
 /// A client that sends pattern bytes when told `N`, and says what ended the connection.
 fn feeder(t: &Ctx) {

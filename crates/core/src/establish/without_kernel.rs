@@ -20,8 +20,9 @@ use libc::{pollfd, sockaddr, socklen_t};
 #[cold]
 #[inline(never)]
 pub(super) unsafe fn before_connect(fd: c_int, addr: *const sockaddr, len: socklen_t) -> Ret {
-    // (A child that shares this memory has descriptors of its own.)
-    let taken = if process::may_be_vfork_child() {
+    // (A child that shares this memory has descriptors of its own. And on 0, 1 and 2 nothing is
+    // accelerated.)
+    let taken = if process::may_be_vfork_child() || (0..=2).contains(&fd) {
         fast_connect::mark_fresh(fd, fast_connect::ODD);
         None
     } else {
@@ -168,8 +169,11 @@ pub(crate) unsafe fn accept(fd: c_int, peer: Peer, flags: c_int, forget: fn(c_in
         }
         if let Some(s) = l.next(alone, io::is_taken) {
             match io::give_out(l, s, flags, forget) {
-                // SAFETY: the caller's promise.
-                Ok(new) => return unsafe { named(new, peer) },
+                Ok(new) => {
+                    io::off_stdio(new);
+                    // SAFETY: the caller's promise.
+                    return unsafe { named(new, peer) };
+                }
                 Err(0) => continue,
                 Err(error) => return error,
             }

@@ -101,6 +101,15 @@ fn until(
     }
 }
 
+/// A connection has got the number `fd`. It may be 0, 1 or 2, which libc's streams read and write
+/// past us.
+pub(crate) fn off_stdio(fd: c_int) {
+    let is_stdio = (0..=2).contains(&fd);
+    if is_stdio && fd_table::socket(fd).is_some() && !adoption::stdio::onto(fd) {
+        need_kernel(fd, Reason::StdioStream);
+    }
+}
+
 fn give_to_kernel(fd: c_int, why: Reason, go: impl FnOnce(&'static Socket, u16)) {
     let (s, g) = match fd_table::get(fd) {
         Entry::Socket(s, g) => (s, g),
