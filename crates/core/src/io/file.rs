@@ -13,7 +13,7 @@ use super::{EAGAIN, EFAULT, dispatch, send};
 use crate::channel::Side;
 use crate::heap::{PART_FEW, Part};
 use crate::outcome::{PASS, Ret};
-use crate::socket::{Named, State};
+use crate::socket::{Named, Socket, State, harmless};
 use crate::wait::Woke;
 use crate::{sleep, sys, user, wait};
 use core::ffi::c_int;
@@ -139,6 +139,7 @@ pub(crate) unsafe fn splice(
         }
         _ if !out_offset.is_null() => -(libc::EINVAL as Ret),
         _ => room_in_ring(Named { s, g, fd: out }, input).unwrap_or_else(|fd| {
+            // (That flag is about the pipe.)
             in_carrier(Named { s, g, fd }, input, nonblocking, |out| {
                 by_kernel(out, flags | libc::SPLICE_F_NONBLOCK)
             })
@@ -271,16 +272,27 @@ fn room_in_ring(on: Named, source: c_int) -> Result<Ret, c_int> {
     }
 }
 
+/// Whether the kernel waits for room in the carrier, whoever is to read that: by the file's own
+/// O_NONBLOCK alone it does not (splice_to_socket).
+fn may_wait(s: &Socket, fd: c_int) -> bool {
+    harmless::write_back(s, fd);
+    sys::fcntl(fd, libc::F_GETFL, 0) as c_int & libc::O_NONBLOCK == 0
+}
+
 /// A kernel call that sends: on the carrier, with its bytes counted; later sends may take the ring
-/// again. `call` must not wait.
+/// again. One that may wait for room is made without our lock, which others need meanwhile: the
+/// connection is the kernel's from then on.
 fn in_carrier(on: Named, source: c_int, nonblocking: bool, call: impl Fn(c_int) -> isize) -> Ret {
     let Named { s, g, mut fd } = on;
     let nonblocking = nonblocking || never_waits(s, Side::Send, 0);
     let mut patience = Patience::of(&s.send_timeout_ns);
     loop {
+        renew(s, &mut fd);
+        let waits = may_wait(s, fd);
         if s.is_inherited() || s.path().leaves_by_agent() {
             let why = if s.is_inherited() { Reason::InheritedByFork } else { Reason::Splice };
-            return leave_to_send(s, g, fd, if nonblocking { libc::MSG_DONTWAIT } else { 0 }, why);
+            let flags = if nonblocking && !waits { libc::MSG_DONTWAIT } else { 0 };
+            return leave_to_send(s, g, fd, flags, why);
         }
         {
             let mut h = match hold_tx(s, g) {
@@ -288,9 +300,12 @@ fn in_carrier(on: Named, source: c_int, nonblocking: bool, call: impl Fn(c_int) 
                 Err(NotHeld::Reentrant) => return EAGAIN,
                 Err(NotHeld::Changed) => return PASS,
             };
-            renew(s, &mut fd);
             if is_reset(s, fd) {
                 return send_broken(s, 0);
+            }
+            if waits {
+                drop(h);
+                return leave_to_send(s, g, fd, 0, Reason::Splice);
             }
             if h.end.switch.state() == TxState::Fast {
                 demote_tx(s, &mut h, false);

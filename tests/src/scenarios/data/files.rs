@@ -127,6 +127,52 @@ pub(super) fn list() -> Vec<Scenario> {
         )
         .skip(&[("rdma", "a splice takes it to TCP, which has room")]),
         pair(
+            "data/splice-out-that-waits",
+            "splice into a connection that nobody reads: the others of the process go on meanwhile, and so does a close",
+            |t| {
+                let fds = t.servers(2);
+                t.wait("waits");
+                // Both want the client's library to give them back what is unread.
+                t.log("option", sys::setopt(fds[0], libc::SOL_SOCKET, libc::SO_RCVLOWAT, 2));
+                let mut other = t.receiver(fds[1], 24);
+                let stream = sys::Stream::fdopen(sys::dup(fds[1]).expect("dup"), "r").expect("fdopen");
+                let mut got = vec![0; 1000];
+                t.log("read", stream.read(&mut got));
+                other.accept(&got);
+                t.log("of the other", other.verdict());
+                t.tell("close");
+                t.wait("closed");
+                let mut receiver = t.receiver(fds[0], 23);
+                while receiver.step(100_000, 0).expect("recv") > 0 {}
+                t.log("more than a ring", receiver.received > 1000);
+                t.log("right", receiver.error);
+            },
+            |t| {
+                let fds = t.clients(2);
+                let [fd, other] = [fds[0], fds[1]];
+                sys::setopt(fd, libc::SOL_SOCKET, libc::SO_SNDBUF, 65_536).expect("SO_SNDBUF");
+                let bytes = Pattern::new(23).bytes(0, 8 << 20);
+                send_all(fd, &bytes[..1000]);
+                send_all(other, &Pattern::new(24).bytes(0, 1000));
+                let [from, to] = sys::pipe();
+                std::thread::spawn(move || sys::write(to, &bytes[1000..]));
+                let splices = blocked(move || {
+                    loop {
+                        if let Err(e) = sys::splice(from, fd, 1 << 20, 0) {
+                            return e;
+                        }
+                    }
+                });
+                t.tell("waits");
+                t.wait("close");
+                t.went_back(fd, "splice");
+                t.log("close", sys::close(fd));
+                t.tell("closed");
+                t.log("splice", splices.join().expect("thread"));
+            },
+        )
+        .demoted(),
+        pair(
             "data/splice-in",
             "splice from the socket to a pipe, between ordinary reads, also when bytes were waiting",
             |t| {
