@@ -104,8 +104,8 @@ use leave::without_memory;
 pub(crate) use linger::{application_linger, on_linger, set_linger};
 pub(crate) use message::{before_passing, for_each_passed, recvmmsg, recvmsg, sendmmsg, sendmsg};
 pub(crate) use need_kernel::{
-    hand_on, is_left_in_ring, lose_sight, need_kernel, need_kernel_both_ways, need_kernel_to_send,
-    off_stdio,
+    hand_on, is_here, is_left_in_ring, lose_sight, need_kernel, need_kernel_both_ways,
+    need_kernel_to_send, off_stdio,
 };
 pub(crate) use off::{follow_switch, forget as forget_off};
 pub(crate) use outlive::begin_exit;

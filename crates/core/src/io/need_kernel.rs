@@ -8,7 +8,7 @@ use super::leave::{
 use crate::fd_table::Entry;
 use crate::sets::sets;
 use crate::socket::{Named, Socket, State, flag};
-use crate::{adoption, fast_connect, fd_table, sys};
+use crate::{adoption, carrier, fast_connect, fd_table, process, sys};
 use core::ffi::c_int;
 use netacc_control::stats::Reason;
 use netacc_proto::switchover::{Tx, TxState};
@@ -110,6 +110,18 @@ pub(crate) fn off_stdio(fd: c_int) {
     }
 }
 
+/// Whether that connection, which the table has under `fd`, is there in this process: a child that
+/// shares this memory has numbers of its own, and may have put another file there. (Of one that was
+/// not looked up nothing is done to the descriptor.)
+pub(crate) fn is_here(fd: c_int, s: &Socket) -> bool {
+    let Some(tuple) = s.known_tuple().filter(|_| process::in_vfork_child()) else { return true };
+    match carrier::tuple_of(fd) {
+        Some(there) => there == tuple,
+        // (A connection that was reset has no addresses.)
+        None => carrier::is_closed(fd),
+    }
+}
+
 fn give_to_kernel(fd: c_int, why: Reason, go: impl FnOnce(&'static Socket, u16)) {
     let (s, g) = match fd_table::get(fd) {
         Entry::Socket(s, g) => (s, g),
@@ -124,6 +136,9 @@ fn give_to_kernel(fd: c_int, why: Reason, go: impl FnOnce(&'static Socket, u16))
         Entry::Marked(_) if leaves_sight(why) => return adoption::share::lose(fd),
         Entry::None | Entry::Internal | Entry::Marked(_) => return,
     };
+    if !is_here(fd, s) {
+        return;
+    }
     if s.has(flag::TRACKED) {
         adoption::passed::lose_track(s, fd);
     }

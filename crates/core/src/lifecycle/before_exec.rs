@@ -53,7 +53,9 @@ fn prepare(heir: impl FnOnce() -> Option<Heir>) {
                     | socket::State::Left
                     | socket::State::Closing
             );
-            if sys::fcntl(fd, libc::F_GETFD, 0) & libc::FD_CLOEXEC as isize != 0 {
+            if sys::fcntl(fd, libc::F_GETFD, 0) & libc::FD_CLOEXEC as isize != 0
+                || !io::is_here(fd, s)
+            {
                 return;
             }
             if !live {

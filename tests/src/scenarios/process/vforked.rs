@@ -35,6 +35,75 @@ pub(super) fn list() -> Vec<Scenario> {
             |t| t.clients(WAYS.len()).into_iter().for_each(|fd| asks_shell(t, fd)),
         )
         .demoted(),
+        pair(
+            "process/vfork-child-with-other-numbers",
+            "a vfork child has another connection under the number of one, and becomes a program that uses that: ours go on as they were",
+            |t| {
+                let fds = t.servers(2);
+                let [over, fd] = [fds[0], fds[1]];
+                t.log("cloexec", sys::fcntl(fd, libc::F_SETFD, libc::FD_CLOEXEC));
+                t.tell("send");
+                for fd in &fds {
+                    await_bytes(*fd, BEFORE.len());
+                }
+                let [from, to] = sys::pipe();
+                let script = "echo from the child";
+                let pid = sys::vfork_child_shell(script, to, &|| {
+                    sys::dup2(from, over).is_ok() && sys::dup2(over, GIVEN).is_ok()
+                });
+                sys::close(to).expect("close");
+                t.log("the shell", read_to_end(from));
+                t.log("status", sys::wait_child(pid.expect("a child")));
+                t.still_fast(over);
+                for fd in &fds {
+                    t.log_text("before", &recv_exact(*fd, BEFORE.len()));
+                    send_all(*fd, BEFORE);
+                }
+                t.meet("end");
+            },
+            |t| {
+                let fds = t.clients(2);
+                t.wait("send");
+                for fd in &fds {
+                    send_all(*fd, BEFORE);
+                }
+                for fd in &fds {
+                    t.log_text("echo", &recv_exact(*fd, BEFORE.len()));
+                }
+                t.meet("end");
+            },
+        ),
+        pair(
+            "process/vfork-child-exchanges",
+            "a vfork child has another connection under the number of one whose last bytes are unread, and becomes a program: neither is broken off",
+            |t| {
+                let fds = t.servers(2);
+                let [other, over] = [fds[0], fds[1]];
+                t.log("cloexec", sys::fcntl(other, libc::F_SETFD, libc::FD_CLOEXEC));
+                t.tell("send");
+                await_bytes(over, BEFORE.len());
+                sys::await_events(over, libc::POLLRDHUP, -1);
+                let [from, to] = sys::pipe();
+                let pid = sys::vfork_child_shell("exit 7", to, &|| sys::dup2(other, over).is_ok());
+                t.log("status", sys::wait_child(pid.expect("a child")));
+                t.log_text("left", &recv_exact(over, BEFORE.len()));
+                t.log("its end", sys::recv(over, &mut [0; 8], 0));
+                t.tell("more");
+                t.log_text("the other's", &recv_exact(other, BEFORE.len()));
+                let _ = (sys::close(from), sys::close(to));
+                t.meet("end");
+            },
+            |t| {
+                let fds = t.clients(2);
+                t.wait("send");
+                send_all(fds[1], BEFORE);
+                t.log("shutdown", sys::shutdown(fds[1], libc::SHUT_WR));
+                t.wait("more");
+                send_all(fds[0], BEFORE);
+                t.meet("end");
+            },
+        )
+        .demoted(),
     ]
 }
 
