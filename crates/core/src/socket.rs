@@ -224,6 +224,9 @@ pub(crate) struct Socket {
     pub(crate) syn: syn::Syn,
     /// Between hosts: counts what comes of its way back to its carrier ([`crate::io::Departure`]).
     pub(crate) came_on: AtomicU32,
+    /// It became the kernel's before all had come again over the carrier: up to this byte of what
+    /// that receives it comes. 0: all had.
+    pub(crate) comes_until: AtomicU64,
     /// Descriptors, in this process and its children, that refer to it (a killed child is never
     /// subtracted); above, the generation.
     pub(crate) refs: AtomicU64,

@@ -13,6 +13,7 @@
 //!                                after_close (the slot is given back)
 //! ```
 
+use super::end_in_reset::reset_if_more_comes;
 use super::held_back::send_held;
 use super::last_close::{before_close, let_go};
 use super::leave::close_spare;
@@ -144,6 +145,9 @@ pub(crate) fn shutdown_of(fd: c_int, how: c_int) -> Ret {
 /// The process ends in order, and the kernel is about to close `fd`. If bytes lie unread in the
 /// ring the connection has to end in a reset, of which the kernel knows nothing by itself.
 pub(crate) fn at_exit(s: &'static Socket, fd: c_int) {
+    if !s.is(State::Attached) && s.names() == 1 && !s.is_inherited() {
+        reset_if_more_comes(s, fd);
+    }
     // Never waits: another thread may hold the end for ever.
     if !s.is(State::Attached) || s.rx_lock.owner() != 0 || s.tx_lock.owner() != 0 {
         return;

@@ -33,7 +33,10 @@ const OVER: u32 = flag::SHUT_RD
 /// that cannot be, the connection is broken off.
 #[cold]
 pub(crate) fn disconnect(s: &'static Socket, g: u16, fd: c_int) {
-    if to_kernel(s, g, fd, Reason::Disconnected, true) {
+    let is_kernels = to_kernel(s, g, fd, Reason::Disconnected, true);
+    // (Of the next connection nothing comes again.)
+    s.comes_until.store(0, Relaxed);
+    if is_kernels {
         return;
     }
     // (A close of the last name meanwhile leaves the socket's memory alone until this is over.)

@@ -1,10 +1,10 @@
 //! When the end of this process must not look like the end of the stream: the library's own
 //! SO_LINGER, which has the kernel reset the connection. (The application's: `linger.rs`.)
 
-use super::ends::{TxHeld, hold_rx, hold_tx, load_announce};
+use super::ends::{RxHeld, TxHeld, carrier_unread, hold_rx, hold_tx, load_announce};
 use crate::channel::{Channel, quiet};
-use crate::socket::{Linger, Socket};
-use crate::sys;
+use crate::socket::{Linger, Socket, flag};
+use crate::{carrier, socket, sys};
 use core::ffi::c_int;
 use core::sync::atomic::Ordering::*;
 use netacc_proto::switchover::RxState;
@@ -141,6 +141,25 @@ pub(super) fn all_is_read(s: &'static Socket, g: u16, fd: c_int) {
         if own >= 0 {
             end_as_ever(&mut tx, own, For::Unread);
         }
+    }
+}
+
+/// The connection is about to be the kernel's, and perhaps not all has come again over the carrier
+/// that was there to be read: notes what the carrier has received when it has.
+pub(super) fn note_what_comes(s: &Socket, rx: &RxHeld<'_>, fd: c_int) {
+    let due = rx.end.switch.outstanding();
+    let there = due == 0 || carrier_unread(fd).is_none_or(|there| there as u64 >= due);
+    let until = if there { None } else { socket::carrier_counts(s, fd) };
+    s.comes_until.store(until.map_or(0, |(_, read)| read.saturating_add(due)), Relaxed);
+}
+
+/// The last name of a connection that is the kernel's is about to be closed. If that has not come
+/// yet, the kernel may find nothing unread, and would send a FIN.
+pub(super) fn reset_if_more_comes(s: &Socket, fd: c_int) {
+    let until = s.comes_until.load(Relaxed);
+    let connector = s.has(flag::CONNECTOR);
+    if until != 0 && carrier::counts(fd, connector).is_some_and(|c| c.received < until) {
+        set(fd, &RESET_ON_CLOSE);
     }
 }
 

@@ -1,6 +1,8 @@
 //! How a connection is taken apart when its last name goes (`close.rs` has the way there).
 
-use super::end_in_reset::{RESET_ON_CLOSE, closes_as_ever, leaves_unread, never_linger};
+use super::end_in_reset::{
+    RESET_ON_CLOSE, closes_as_ever, leaves_unread, never_linger, reset_if_more_comes,
+};
 use super::ends::{hold_rx, hold_tx, publish_held};
 use super::leave::{freeze, to_kernel};
 use super::outlive::{await_peer, is_clean, outlives_close, outlives_for_child};
@@ -132,6 +134,8 @@ pub(super) fn finish(s: &'static Socket, fd: c_int, kernel_close: impl FnOnce() 
     }
     if state == State::Attached {
         before_close(s, fd, true);
+    } else if fd >= 0 && s.names() == 0 {
+        reset_if_more_comes(s, fd);
     }
     let r = kernel_close();
     if !s.is_inherited() {

@@ -1,7 +1,7 @@
 //! The way back to the carrier (`docs/design/leave.md`), and who wants it.
 
 use super::buffers::NO_MEMORY;
-use super::end_in_reset::all_is_read;
+use super::end_in_reset::{all_is_read, note_what_comes};
 use super::ends::hold_rx;
 use super::reset::{is_reset_now, owes_reset};
 use crate::channel::quiet;
@@ -164,6 +164,9 @@ fn become_plain(s: &'static Socket, fd: c_int, why: Reason) -> bool {
     all_is_read(s, s.generation16(), fd);
     debug_log!("fd {}: back to the kernel for good ({})", s.fd.load(Relaxed), why.name());
     harmless::write_back(s, fd);
+    if let Ok(rx) = hold_rx(s, s.generation16()) {
+        note_what_comes(s, &rx, fd);
+    }
     if s.state.change(State::Attached, Event::Refused) {
         s.set_reason(why);
         s.count_no_more();

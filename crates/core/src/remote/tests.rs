@@ -20,6 +20,7 @@
 mod agreed;
 mod applications;
 mod called_back;
+mod closed_short;
 mod empty;
 mod failing;
 mod handed_on;

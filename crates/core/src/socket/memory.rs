@@ -79,6 +79,7 @@ pub(crate) fn new_socket(fd: c_int) -> Option<&'static Socket> {
     s.forks.store(process::forks(), Relaxed);
     s.carrier_asked.store(0, Relaxed);
     s.syn.reset();
+    s.comes_until.store(0, Relaxed);
     s.fills.store(false, Relaxed);
     s.connects.store(false, Relaxed);
     for home in &s.homes {

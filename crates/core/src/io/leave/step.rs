@@ -3,7 +3,9 @@
 //!
 //! `docs/design/switchover.md`, "Between hosts", has the rules; [`crate::remote`] says when.
 
-use super::super::end_in_reset::{For, RESET_ON_CLOSE, end_as_ever, resets_on_close};
+use super::super::end_in_reset::{
+    For, RESET_ON_CLOSE, end_as_ever, note_what_comes, resets_on_close,
+};
 use super::super::ends::{RxHeld, TxHeld, carrier_unread, corrupt, hold_rx, hold_tx, load_ack};
 use super::super::probe::{put_back, user_timeout_ms};
 use super::super::say_end::say_late_fin;
@@ -300,6 +302,7 @@ impl Departure {
             } else {
                 None
             };
+            note_what_comes(s, &rx, fd);
             say_late_fin(s, fd);
             let told = shut_for_child(s, fd);
             // What a child asks for from here on needs a name that no close gives away.

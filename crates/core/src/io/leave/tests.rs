@@ -471,3 +471,30 @@ fn who_leaves_itself_what_it_is_left_with_ends_in_a_reset_too() {
     });
     close_both(ends);
 }
+
+/// The kernel has no room for all that was unread, and the connection is its own all the same. Who
+/// reads what is there, and closes, has left the rest unread: a reset. (It was a FIN.)
+#[test]
+fn a_close_resets_where_what_was_there_has_not_come_again() {
+    let mut ends = promoted_within_the_host();
+    for (end, room) in [(A, libc::SO_RCVBUF), (C, libc::SO_SNDBUF)] {
+        assert!(sys::setsockopt(ends[end].fd, libc::SOL_SOCKET, room, &4096i32) >= 0);
+    }
+    ends[C].send(C, 30_000);
+    assert!(leaves(&ends[A], Reason::SocketOption, true) && ends[A].socket.is(State::Plain));
+    {
+        // The peer's library sends no more of it meanwhile.
+        let held = hold_tx(ends[C].socket, ends[C].socket.generation16());
+        assert!(held.is_ok());
+        while ends[A].receive_now(A, 5000) > 0 {}
+        assert!(ends[A].received < 30_000);
+        ends[A].close();
+    }
+    let began = Instant::now();
+    let mut said = ends[C].receive_now(C, 1);
+    while said == -(libc::EAGAIN as isize) && began.elapsed() < LONG {
+        said = ends[C].receive_now(C, 1);
+    }
+    assert_eq!(said, -(libc::ECONNRESET as isize));
+    ends[C].close();
+}

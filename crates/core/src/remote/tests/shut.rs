@@ -32,7 +32,7 @@ impl Rig {
     }
 
     /// How many bytes lie unread.
-    fn there(&self, i: usize, side: usize) -> usize {
+    pub(super) fn there(&self, i: usize, side: usize) -> usize {
         let e = &self.conns[i][side];
         let mut part = [0u8; 1000];
         let flags = libc::MSG_DONTWAIT | libc::MSG_PEEK;
