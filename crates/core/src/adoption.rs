@@ -64,6 +64,7 @@ impl ForChildren {
 pub(crate) fn after_fork_in_child(inherits: bool) {
     INHERITS.store(inherits, Relaxed);
     LEAVING.iter().for_each(|w| w.store(0, Relaxed));
+    COUNTED_OUT.store(false, Relaxed);
     let mut kept = KEPT_FOR_CHILDREN.lock();
     (kept.first, kept.count) = (0, 0);
 }
@@ -89,6 +90,38 @@ pub(crate) fn inherits() -> bool {
 /// Table entries that this process has given up, and may have after all: its exec can fail.
 static LEAVING: [AtomicU64; 64] = [const { AtomicU64::new(0) }; 64];
 
+/// This process has counted itself out of the connections that only their maker can serve.
+static COUNTED_OUT: AtomicBool = AtomicBool::new(false);
+
+/// Whether a close counts a name of the connection out. (Where this process has ended, for its
+/// library, none is counted twice.)
+pub(crate) fn counts_names(s: &Socket) -> bool {
+    !(COUNTED_OUT.load(Relaxed) && s.needs_maker())
+}
+
+/// The connections that this process has inherited, and that only their maker can serve: their
+/// names are counted out, or (`back`) in again. They stay in the table, as code behind the end may
+/// use them. By exec those alone that close on it.
+fn count_of_makers(by_exec: bool, back: bool) {
+    if COUNTED_OUT.swap(!back, Relaxed) != back {
+        return;
+    }
+    fd_table::for_each(|fd, entry| {
+        let Entry::Socket(s, g) = entry else { return };
+        // (A candidate: `before_leaving`.)
+        let served = s.needs_maker() && !matches!(s.state.now(), State::Candidate | State::Left);
+        if served && !(by_exec && sys::fcntl(fd, libc::F_GETFD, 0) & libc::FD_CLOEXEC as isize == 0)
+        {
+            let _ = s.count_names(g, |n| if back { n + 1 } else { n.saturating_sub(1) });
+        }
+    });
+}
+
+/// The exec has failed, and this process goes on.
+pub(crate) fn goes_on() {
+    count_of_makers(true, true);
+}
+
 /// This process ends, or becomes a program that does not have what closes on exec. What it
 /// inherited and has not used is counted out; until the kernel has closed it a mark of the kernel's
 /// stands in for the count.
@@ -96,6 +129,7 @@ pub(crate) fn before_leaving(by_exec: bool) {
     if !INHERITS.load(Relaxed) {
         return;
     }
+    count_of_makers(by_exec, false);
     fd_table::for_each(|fd, entry| {
         let Entry::Socket(s, g) = entry else { return };
         let unused = s.is_inherited() && matches!(s.state.now(), State::Candidate | State::Left);

@@ -35,6 +35,8 @@ CASES = {
     "unread": (1, 20, 1000),
     "keeper-killed": (1, 100, 1000),
     "forked-child": (1, 20, 1000),
+    "forked-child-open": (1, 20, 1000),
+    "forked-child-killed": (1, 20, 1000),
     "many": (64, 10, 1000),
     "keeper-unwanted": (1, 100, 1000),
     "keeper-refused": (1, 100, 1000),
@@ -152,7 +154,7 @@ def write(case):
         refuse([CLONE], CLONE_THREAD)
     if case == "keeper-filtered":
         refuse(WISHES)
-    if case in ("return", "unread"):
+    if case in ("return", "unread", "forked-child-open", "forked-child-killed"):
         # Open to the end. (Python closes what it knows of.)
         for c in connections:
             c.detach()
@@ -167,9 +169,14 @@ def write(case):
                 c.sendall(pattern(0, 2 * len(data))[len(data):])
     if case == "term":
         os.kill(os.getpid(), signal.SIGTERM)
-    if case == "forked-child":
+    if case.startswith("forked-child"):
         child = os.fork()
         if child == 0:
+            # The first closes what it has before its end.
+            if case == "forked-child-open":
+                os._exit(0)
+            if case == "forked-child-killed":
+                os.kill(os.getpid(), signal.SIGKILL)
             sys.exit(0)
         os.waitpid(child, 0)
         print("keepers of a child:", len(keepers()))

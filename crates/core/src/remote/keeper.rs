@@ -194,9 +194,10 @@ impl Remote {
                 let fd = socket.fd.load(Acquire);
                 let kept =
                     Owing { socket, generation: c.generation, link: i, slot, fd, unread_since: 0 };
-                // (What a forked child has, too, it breaks off itself.)
+                // (Of forked children nobody knows who is left. One that finds its maker gone
+                // breaks the connection off itself.)
                 let leaves = leaves & (parting::WANTED | parting::GONE) == parting::WANTED;
-                if !leaves || !kept.is_current() || socket.names() > 1 || fd < 0 {
+                if !leaves || !kept.is_current() || fd < 0 {
                     continue;
                 }
                 if connections.try_reserve(1).is_err() {

@@ -355,6 +355,35 @@ fn a_childs_shutdown_is_not_lost_between_two_looks() {
     }
 }
 
+/// A child that ends in order, or becomes another program, does not count any more: its maker can
+/// leave the connection to a keeper, and closes it as its own.
+#[test]
+fn a_child_that_has_ended_has_the_connection_no_more() {
+    let mut rig = Rig::new(Order::Prompt, Model::ROCE, 2);
+    let i = rig.connect(0, 1);
+    rig.promoted(i);
+    let (s, fd) = (rig.conns[i][A].socket, rig.conns[i][A].fd);
+    // (Its number stands for the connection twice.)
+    let is_right = crate::testing::in_child(|| {
+        s.owner.store(1, Relaxed);
+        crate::adoption::after_fork_in_child(true);
+        assert!(s.count_names(s.generation16(), |_| 2).is_some());
+        assert!(s.is(State::Attached) && s.needs_maker());
+        crate::adoption::before_leaving(true);
+        let by_exec = s.names();
+        crate::adoption::exec::failed();
+        let failed = s.names();
+        crate::adoption::before_leaving(false);
+        crate::adoption::before_leaving(false);
+        let ended = s.names();
+        // What runs behind the library's own end may close it.
+        assert_eq!(api::close(fd), 0);
+        (by_exec, failed, ended, s.names()) == (1, 2, 1, 1)
+    });
+    assert!(is_right);
+    rig.finish();
+}
+
 /// Its peer is killed with bytes unread in a ring: nothing can be sent any more, but what it had
 /// sent by the carrier is there. (A child got the error first, and the bytes never.)
 #[test]

@@ -138,6 +138,25 @@ fn ends_while_its_peer_is_stopped() {
     }
 }
 
+/// A forked child was killed, and counts for ever as one who has the connection.
+#[test]
+fn what_a_child_had_that_is_gone_is_kept_too() {
+    for model in MODELS {
+        for side in [C, A] {
+            let (mut rig, conns) = with_bytes_of(side, model, 1, 3);
+            let s = rig.conns[conns[1]][side].socket;
+            assert!(s.count_names(s.generation16(), |n| n + 1).is_some());
+            rig.end_in_order(side);
+            rig.stand_still(10_000_000_000);
+            rig.hosts[1 - side].stopped = false;
+            all_has_come(&mut rig, conns, side);
+            rig.until("the keeper is done", |r| !r.keeps(side));
+            rig.end_keeper(side);
+            rig.finish();
+        }
+    }
+}
+
 #[test]
 fn what_was_shut_down_or_closed_before_the_end_is_kept_too() {
     for model in MODELS {
