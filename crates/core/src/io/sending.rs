@@ -4,6 +4,7 @@ use super::candidate::candidate;
 use super::ends::{NotHeld, TxHeld, corrupt, demote_tx, hold_tx, publish_held};
 use super::held_back::hold_back;
 use super::leave::between_hosts::{await_carrier, await_departure};
+use super::leave::step::note_where_it_receives;
 use super::park::answer_for_closed;
 use super::promote::{may_use_carrier, peer_is_going, promote, switch_if_ordered};
 use super::put::{fill, kernel_send, sent_fast};
@@ -120,6 +121,7 @@ impl Sending<'_> {
                 Next::Over => Some(take_owed(s, self.g).unwrap_or_else(|| self.pipe())),
                 // No byte may follow where some are missing, and no FIN: the close resets it.
                 Next::Gone => {
+                    note_where_it_receives(s);
                     s.raise(flag::BROKEN_OFF);
                     s.trace_once(Event::BrokenOff, 0);
                     None
@@ -294,7 +296,10 @@ impl Sending<'_> {
             (false, _) => self.s.raise(flag::TOLD),
             (true, true) => self.s.raise(flag::RESET),
             // (No byte follows: as of a peer that is gone without a word.)
-            (true, false) if self.s.path().is_lossy() => self.s.raise(flag::BROKEN_OFF),
+            (true, false) if self.s.path().is_lossy() => {
+                note_where_it_receives(self.s);
+                self.s.raise(flag::BROKEN_OFF);
+            }
             (true, false) => {}
         }
     }

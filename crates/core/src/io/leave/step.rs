@@ -6,7 +6,9 @@
 use super::super::end_in_reset::{
     For, RESET_ON_CLOSE, end_as_ever, note_what_comes, resets_on_close,
 };
-use super::super::ends::{RxHeld, TxHeld, carrier_unread, corrupt, hold_rx, hold_tx, load_ack};
+use super::super::ends::{
+    RxHeld, TxHeld, carrier_unread, corrupt, hold_rx, hold_tx, load_ack, load_announce,
+};
 use super::super::probe::{put_back, user_timeout_ms};
 use super::super::say_end::say_late_fin;
 use super::super::under_way::UnderWay;
@@ -67,6 +69,18 @@ fn is_there(rx: &RxView) -> bool {
 }
 
 const NOT_CONNECTED: c_int = -libc::ENOTCONN;
+
+/// Nothing is sent any more, as the peer is gone, and the connection is about to say so. A forked
+/// child does not see the receiving half, and is to have what the kernel has before the error.
+pub(crate) fn note_where_it_receives(s: &'static Socket) {
+    let Ok(mut h) = hold_rx(s, s.generation16()) else { return };
+    if h.end.switch.on_announce(load_announce(h.words)).is_ok_and(|moved| moved) {
+        h.settled(s);
+    }
+    let state = h.end.switch.state();
+    let view = RxView { state, coming: Coming::All, unread: false, peer: Peer::Gone };
+    s.receives_there.store(is_there(&view), Release);
+}
 
 /// Tells the kernel of a forked child's shutdown for receiving, if there was one.
 fn shut_for_child(s: &Socket, fd: c_int) -> bool {

@@ -355,6 +355,37 @@ fn a_childs_shutdown_is_not_lost_between_two_looks() {
     }
 }
 
+/// The same where a send of the maker's finds first that the peer is gone: the way back has not
+/// begun, and nothing is known of what is to be received next.
+#[test]
+fn a_child_gets_what_the_kernel_has_where_a_send_has_found_the_peer_gone() {
+    for model in MODELS {
+        for leader in [C, A] {
+            let mut rig = Rig::new(Order::Prompt, model, 2);
+            let i = rig.connect(0, 1);
+            let follower = leader ^ 1;
+            rig.promoted_one_way(i, follower);
+            let mut child = rig.fork(i, leader);
+            rig.send_on_carrier(i, follower, 500);
+            rig.kill(rig.conns[i][follower].host);
+            let (s, host) = (rig.conns[i][leader].socket, rig.conns[i][leader].host);
+            let links = rig.remote(host).links.len();
+            (0..links).for_each(|link| rig.remote(host).abandon(link));
+            // (A wait has seen that the carrier has ended.)
+            s.raise(flag::CARRIER_SPOKE);
+            rig.send(i, leader, 10);
+            assert!(s.is(State::Attached) && s.has(flag::BROKEN_OFF), "{model:?} {leader}");
+            let before = rig.conns[i][leader].received;
+            while rig.child_receives(&mut child, 200) > 0 {}
+            let got = rig.conns[i][leader].received - before;
+            assert_eq!(got, 500, "{model:?} {leader}");
+            assert!(s.count_names(s.generation16(), |n| n - 1).is_some());
+            assert!(sys::close(child.fd) >= 0);
+            rig.finish();
+        }
+    }
+}
+
 /// A child that ends in order, or becomes another program, does not count any more: its maker can
 /// leave the connection to a keeper, and closes it as its own.
 #[test]
