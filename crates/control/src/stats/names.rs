@@ -176,7 +176,7 @@ reasons! {
         "None.";
     NotStarted "not-started" "The connection has carried no more than one request and its reply, so no agreement was tried.",
         "None needed; a shorter connection would gain nothing.";
-    NoRecord "no-record" "The process has more connections than the library follows.",
+    NoRecord "no-record" "The process has more connections, or higher descriptor numbers, than the library follows.",
         "None needed; the connection is correct, at TCP's speed.";
     ChannelFailed "channel-failed" "The channel to the peer failed or the peer process died.",
         "See the log of both processes.";

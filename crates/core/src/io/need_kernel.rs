@@ -200,7 +200,11 @@ pub(crate) fn lose_sight() {
 fn leaves_sight(why: Reason) -> bool {
     matches!(
         why,
-        Reason::InheritedByExec | Reason::PassedByScmRights | Reason::StdioStream | Reason::IoUring
+        Reason::InheritedByExec
+            | Reason::PassedByScmRights
+            | Reason::StdioStream
+            | Reason::IoUring
+            | Reason::NoRecord
     )
 }
 
