@@ -102,6 +102,9 @@ pub(crate) struct RxEnd {
     /// Shut down for receiving (between hosts): the stream's offset up to which there were bytes
     /// then; 0: that was not noted.
     pub(crate) read_until: u64,
+    /// Both halves were shut down (between hosts) when there were bytes up to this offset: TCP
+    /// answers what comes behind it with a reset.
+    pub(crate) shut_at: Option<u64>,
     /// The peer's library was asked to pull back (within the host).
     pub(crate) asked_back: bool,
     /// The library's own SO_LINGER stands on the carrier for what is unread in the ring.

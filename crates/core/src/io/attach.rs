@@ -229,6 +229,7 @@ fn put_ends(
             carrier_asked: 0,
             pending_error: 0,
             read_until: 0,
+            shut_at: None,
             asked_back: false,
             resets: false,
             paused: false,

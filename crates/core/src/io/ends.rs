@@ -231,11 +231,42 @@ impl RxHeld<'_> {
         }
     }
 
+    /// The application has not received all that was there to be read: in the ring, or what comes
+    /// again over the carrier instead.
+    pub(super) fn leaves_unread(&mut self) -> bool {
+        self.end.switch.outstanding() > 0 || self.unread().is_ok_and(|n| n > 0)
+    }
+
     /// Shut down for receiving, between hosts: what is there, or comes again, is still received.
     pub(super) fn note_shut(&mut self) {
         let there = self.unread().unwrap_or(0) as u64;
         let more = there.max(self.end.switch.outstanding());
         self.end.read_until = self.end.switch.offset().saturating_add(more);
+    }
+
+    /// With this one both halves are shut down. (Where a call of before the attachment takes bytes
+    /// that nobody counts yet, nobody knows how much is there.)
+    pub(super) fn note_both_shut(&mut self, s: &Socket, fd: c_int) {
+        if self.end.unsettled || self.end.shut_at.is_some() {
+            return;
+        }
+        if self.end.switch.on_announce(load_announce(self.words)).is_ok_and(|moved| moved) {
+            self.settled(s);
+        }
+        let there = self.unread().unwrap_or(0).saturating_add(carrier_unread(fd).unwrap_or(0));
+        let more = self.end.switch.outstanding().max(there as u64);
+        self.end.shut_at = Some(self.end.switch.offset().saturating_add(more));
+    }
+
+    /// Bytes have come since both halves were shut down, and the application has received what came
+    /// before: a reset that the library makes takes away what the kernel holds.
+    pub(super) fn comes_behind_both(&mut self, s: &Socket, fd: c_int) -> bool {
+        let behind = self.end.shut_at.is_some_and(|at| self.end.switch.offset() >= at);
+        behind
+            && s.path().is_lossy()
+            // (There the kernel gets what the path's own TCP has received, in parts.)
+            && !s.path().hides_carrier()
+            && (self.leaves_unread() || carrier_unread(fd).is_some_and(|n| n > 0))
     }
 
     /// Behind that: all of it is received. (A handler that has interrupted a receive, or a forked

@@ -155,11 +155,7 @@ pub(crate) fn is_left_in_ring(fd: c_int) -> bool {
 /// connection is broken off.
 pub(crate) fn hand_on(fd: c_int, why: Reason) {
     let has_bytes = |s: &'static Socket, g| {
-        hold_rx(s, g).is_ok_and(|mut h| {
-            h.end.switch.outstanding() > 0
-                || h.end.switch.wants_pull_back()
-                || h.unread().is_ok_and(|unread| unread > 0)
-        })
+        hold_rx(s, g).is_ok_and(|mut h| h.end.switch.wants_pull_back() || h.leaves_unread())
     };
     if let Some((s, g)) = fd_table::socket(fd)
         && s.is(State::Attached)

@@ -199,7 +199,8 @@ pub(super) fn carrier_ended(s: &Socket, h: &mut RxHeld<'_>, fd: c_int, r: Ret) -
             Look::Kernel(r)
         }
         Ok(EofVerdict::Truncated)
-            if s.has(flag::TOLD | flag::SHUT_RD)
+            if s.has(flag::TOLD)
+                || (s.has(flag::SHUT_RD) && !s.has(flag::RESET))
                 || (r == 0 && h.end.pending_error == 0 && error_was_taken(s, h)) =>
         {
             Look::Kernel(0)

@@ -6,7 +6,7 @@ use super::say_end::{announce_end, say_fin, say_shut};
 use crate::channel::producer_quiet;
 use crate::outcome::{PASS, Ret};
 use crate::socket::{Socket, State, flag};
-use crate::{sys, wait};
+use crate::{engines, sys, wait};
 use core::ffi::c_int;
 use core::sync::atomic::Ordering::*;
 use core::sync::atomic::fence;
@@ -73,6 +73,10 @@ pub(super) fn shutdown_between_hosts(s: &'static Socket, g: u16, fd: c_int, how:
     if how != libc::SHUT_RD && how != libc::SHUT_WR && how != libc::SHUT_RDWR {
         return -(libc::EINVAL as Ret);
     }
+    if let Some(channel) = s.channel() {
+        // What has come is seen.
+        engines::poll_for(channel, s.slot.load(Relaxed) as usize);
+    }
     let held = hold_tx(s, g);
     // (A handler that has interrupted a send of this thread's: nobody goes on before it returns.)
     let interrupts = matches!(held, Err(NotHeld::Reentrant));
@@ -92,6 +96,12 @@ pub(super) fn shutdown_between_hosts(s: &'static Socket, g: u16, fd: c_int, how:
         if r < 0 {
             return r;
         }
+    }
+    if s.has(flag::SHUT_WR)
+        && s.has(flag::SHUT_RD)
+        && let Ok(mut rx) = hold_rx(s, g)
+    {
+        rx.note_both_shut(s, fd);
     }
     // (Another connection may have the slot by now, unless a handler has interrupted who holds it.)
     let held = hold_tx(s, g);

@@ -38,6 +38,7 @@ mod random;
 mod resumed;
 mod rings;
 mod shut;
+mod shut_both;
 mod squatter;
 mod withdrawn;
 

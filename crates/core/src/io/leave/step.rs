@@ -49,6 +49,8 @@ pub(crate) struct Departure {
     /// A call, or a wait, of before the attachment was under way on the receiving side when it
     /// froze: it has never been armed.
     never_armed: bool,
+    /// Bytes have come since both halves were shut down.
+    came_late: bool,
     headway: Headway,
 }
 
@@ -126,6 +128,7 @@ impl Departure {
             leave: Leave::new(false),
             arrival: Arrival::default(),
             never_armed: false,
+            came_late: false,
             headway: Headway::default(),
         }
     }
@@ -160,7 +163,21 @@ impl Departure {
             if self.headway.is_made(&view, &rx, tx.end.switch.resend().start) {
                 s.came_on.fetch_add(1, Release);
             }
-            match self.leave.step(TxView { room, peer, ..view }, rx, false) {
+            let view = TxView { room, peer, ..view };
+            // (TCP does not wait for room for what it has not sent, either.)
+            let due = view.next();
+            let is_told = due == TxDue::Done || due == TxDue::Await(Await::Room);
+            let resets = self.came_late && is_told && peer != Peer::Gone;
+            match self.leave.step(view, rx, false) {
+                // As the kernel does behind its FIN (tcp_rcv_state_process). It might never get to
+                // that: nobody reads here, and without room nothing more comes.
+                _ if resets => {
+                    if due == TxDue::Done {
+                        say_late_fin(s, fd);
+                    }
+                    super::break_off(s, fd);
+                    return Moved::Broken;
+                }
                 Action::Freeze => {
                     drop(tx);
                     let Ok(mut rx) = hold_rx(s, g) else { return Moved::Waits };
@@ -213,6 +230,7 @@ impl Departure {
         let stall_ns = if s.has(flag::SHUT_RD) { u64::MAX } else { STALLED_NS };
         let limits = Limits { patience_ns: PULL_BACK_STRICT_NS, stall_ns, hears_end: false };
         let fd = s.fd.load(Acquire);
+        self.came_late = h.comes_behind_both(s, fd);
         let mut arrival = self.arrival;
         let mut view = look_at_rx(s, &mut h, fd, &mut arrival, &limits)?;
         if s.fd.load(Acquire) == fd {

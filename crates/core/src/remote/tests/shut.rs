@@ -54,7 +54,7 @@ impl Rig {
     }
 
     /// So many turns of the library's threads, drawn; the applications do nothing.
-    fn turns(&mut self, turns: usize) {
+    pub(super) fn turns(&mut self, turns: usize) {
         for _ in 0..turns {
             match self.random.below(3) {
                 0 => self.serve_queues(),

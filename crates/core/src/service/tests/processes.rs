@@ -167,6 +167,7 @@ fn on_the_ring(of: &Socket) -> &'static Socket {
             carrier_asked: 0,
             pending_error: 0,
             read_until: 0,
+            shut_at: None,
             asked_back: false,
             resets: false,
             paused: false,
