@@ -11,7 +11,7 @@ use crate::segment::{self, Process, SegmentError};
 use crate::show::{
     accelerated_total, age, connections_total, one_line, reason_name, share, version,
 };
-use netacc_control::config::parse_rendered;
+use netacc_control::config::{Key, TakesEffect, parse_rendered};
 use netacc_control::stats::{Counter, Path as Way, Reason};
 use std::fs;
 use std::path::Path;
@@ -139,7 +139,7 @@ fn said(process: &Process, findings: &mut Findings) {
     let uptime = process.uptime.map_or_else(|| String::from("unknown"), age);
     findings.ok("process", format!("{name} has the library; it has been running for {uptime}"));
     loaded(process, "its", findings);
-    configured(&process.header.config, findings);
+    configured(process.pid, process.header.requests.is_some(), &process.header.config, findings);
     connections(process, findings);
     let status = Status::of(&format!("/proc/{}", process.pid)).ok();
     let user = status.and_then(|status| status.uid()).unwrap_or(process.uid);
@@ -147,21 +147,43 @@ fn said(process: &Process, findings: &mut Findings) {
     counters(process, findings);
 }
 
-/// What its configuration keeps on TCP.
-fn configured(config: &str, findings: &mut Findings) {
+/// What its configuration keeps on TCP. `hears`: it takes another value while it runs.
+fn configured(pid: u32, hears: bool, config: &str, findings: &mut Findings) {
     for (key, value, origin) in parse_rendered(config) {
         let better = match (key, value) {
-            ("NACC_ENABLE_RDMA_DEFAULT", "0") => "NACC_ENABLE_RDMA_DEFAULT=1",
-            ("NACC_CONNECT_RDMA_PERCENT", "0") => "NACC_CONNECT_RDMA_PERCENT=100",
-            ("NACC_PATHS", "tcp") => "NACC_PATHS=shm,rdma",
+            ("NACC_ENABLE_RDMA_DEFAULT", "0") => "1",
+            ("NACC_CONNECT_RDMA_PERCENT", "0") => "100",
+            ("NACC_PATHS", "tcp") => "shm,rdma",
             _ => continue,
         };
+        let when = Key::from_name(key).map(Key::takes_effect);
+        let is_live = hears && when.is_some_and(|when| when != TakesEffect::Restart);
         findings.problem(
             "config",
             format!("{key}={} ({}) leaves it on TCP", one_line(value), one_line(origin)),
-            format!("{better}, and start it again"),
+            match is_live {
+                true => format!("netacc cfg set {key} {better} -p {pid}"),
+                false => at_restart(key, better, origin),
+            },
         );
     }
+}
+
+/// What mends it where the process takes no other value while it runs.
+fn at_restart(key: &str, better: &str, origin: &str) -> String {
+    let place = match origin {
+        // (A child of a process that was off: what it would be started with is another matter.)
+        "live" => {
+            return String::from(
+                "it takes no other value while it runs (netacc cfg): start it again",
+            );
+        }
+        "file" => "in its configuration file",
+        "environment" => "in its environment",
+        "command-line" => "on the command line of netacc_run",
+        _ => "where it is started",
+    };
+    format!("{key}={better} {place}, and start it again")
 }
 
 fn connections(process: &Process, findings: &mut Findings) {
@@ -293,25 +315,56 @@ mod tests {
 
     #[test]
     fn what_its_configuration_leaves_on_tcp_is_in_the_way() {
-        for (text, found) in [
-            ("NACC_ENABLE_RDMA_DEFAULT=0 # live", "NACC_ENABLE_RDMA_DEFAULT=0 (live)"),
-            ("NACC_CONNECT_RDMA_PERCENT=0 # file:3", "NACC_CONNECT_RDMA_PERCENT=0 (file)"),
-            ("NACC_PATHS=tcp # environment", "NACC_PATHS=tcp (environment)"),
-            ("NACC_PATHS=shm # default\nNACC_POLL_MS=0 # live", ""),
+        let [off, sampled] = ["NACC_ENABLE_RDMA_DEFAULT", "NACC_CONNECT_RDMA_PERCENT"];
+        let live = |name, value| format!("netacc cfg set {name} {value} -p 17");
+        let put = |text, how| format!("{text} {how}, and start it again");
+        let anew = "it takes no other value while it runs (netacc cfg): start it again";
+        for (text, hears, found, remedy) in [
+            (format!("{off}=0 # live"), true, "(live)", live(off, 1)),
+            (format!("{off}=0 # live"), false, "(live)", anew.to_owned()),
+            (format!("{off}=0 # file:3"), true, "(file)", live(off, 1)),
+            (
+                format!("{off}=0 # file:3"),
+                false,
+                "(file)",
+                put("NACC_ENABLE_RDMA_DEFAULT=1", "in its configuration file"),
+            ),
+            (format!("{sampled}=0 # environment"), true, "(environment)", live(sampled, 100)),
+            (
+                format!("{sampled}=0 # environment"),
+                false,
+                "(environment)",
+                put("NACC_CONNECT_RDMA_PERCENT=100", "in its environment"),
+            ),
+            (
+                String::from("NACC_PATHS=tcp # command-line"),
+                true,
+                "(command-line)",
+                put("NACC_PATHS=shm,rdma", "on the command line of netacc_run"),
+            ),
+            (
+                String::from("NACC_PATHS=shm # default\nNACC_POLL_MS=0 # live"),
+                true,
+                "",
+                String::new(),
+            ),
         ] {
             let mut findings = Findings::default();
-            configured(&format!("[netacc]\n{text}\n"), &mut findings);
+            configured(17, hears, &format!("[netacc]\n{text}\n"), &mut findings);
             let told = findings.json("process", "p");
             let said: Vec<_> = told["findings"].as_array().unwrap().iter().collect();
-            match found {
-                "" => assert!(said.is_empty(), "{told:#}"),
-                _ => assert!(
-                    said.len() == 1
-                        && said[0]["level"] == "problem"
-                        && said[0]["found"].as_str().unwrap().starts_with(found),
-                    "{told:#}"
-                ),
+            if found.is_empty() {
+                assert!(said.is_empty(), "{told:#}");
+                continue;
             }
         }
+            let what = format!("{} {found}", text.split(" # ").next().unwrap());
+            assert!(
+                said.len() == 1
+                    && said[0]["level"] == "problem"
+                    && said[0]["found"].as_str().unwrap().starts_with(&what),
+                "{told:#}"
+            );
+            assert_eq!(said[0]["remedy"], remedy);
     }
 }
