@@ -125,12 +125,14 @@ fn has_library(process: &Result<Process, SegmentError>) -> bool {
     matches!(process, Ok(_) | Err(SegmentError::NoSegment | SegmentError::Unreadable(_)))
 }
 
-/// The kernel keeps 15 bytes of a name.
 fn is_called(pid: u32, word: &str) -> bool {
+    segment::name(pid).is_ok_and(|name| is_name(&name, word))
+}
+
+/// Whether the program that `word` names has `name`, of which the kernel keeps 15 bytes.
+pub fn is_name(name: &str, word: &str) -> bool {
     const KEPT: usize = 15;
-    segment::name(pid).is_ok_and(|name| {
-        name == word || (name.len() == KEPT && word.as_bytes().starts_with(name.as_bytes()))
-    })
+    name == word || (name.len() == KEPT && word.as_bytes().starts_with(name.as_bytes()))
 }
 
 #[cfg(test)]

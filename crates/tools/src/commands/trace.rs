@@ -1,6 +1,7 @@
 //! `netacc trace`: what has become of connections, of processes that run and of killed ones.
 
 use super::{STATUS_FAILED, STATUS_USAGE, print, say};
+use crate::processes::is_name;
 use crate::selection::Network;
 use crate::show::one_line;
 use crate::terminal;
@@ -86,7 +87,7 @@ fn meant(matches: &ArgMatches) -> Result<Vec<Trace>, c_int> {
 fn is_called(trace: &Trace, word: &str) -> bool {
     match word.parse::<u32>() {
         Ok(pid) => trace.pid == pid,
-        Err(_) => trace.head.program == word,
+        Err(_) => is_name(&trace.head.program, word),
     }
 }
 

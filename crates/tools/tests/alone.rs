@@ -1,0 +1,75 @@
+//! What is done to all processes, and to what ended ones have left: in namespaces where there are no
+//! others.
+
+mod support;
+
+use netacc_control::trace::{DIRECTORY, Header, NAME};
+use std::fs;
+use std::mem::offset_of;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use support::{Ran, run, trace};
+
+/// Has the test of that name run again among no other processes and no traces, and says whether
+/// this is that run.
+fn is_alone(test: &str) -> bool {
+    const INSIDE: &str = "NETACC_TEST_IS_ALONE";
+    if std::env::var_os(INSIDE).is_some() {
+        return true;
+    }
+    let mut command = Command::new("unshare");
+    command.args(["-rmpf", "--mount-proc", "sh", "-c"]);
+    command.arg("mount -t tmpfs none /dev/shm || exit 77; exec \"$@\"").arg("sh");
+    command.arg(std::env::current_exe().unwrap()).args(["--exact", test, "--nocapture"]);
+    let Ok(ran) = command.env(INSIDE, "1").output() else { return false };
+    let said = String::from_utf8_lossy(&[ran.stdout, ran.stderr].concat()).into_owned();
+    if ran.status.code() == Some(77) || said.starts_with("unshare: ") {
+        eprintln!("skipped: no namespaces: {said}");
+    } else {
+        assert!(ran.status.success() && said.contains("1 passed"), "{said}");
+    }
+    false
+}
+
+fn netacc(words: &[&str]) -> Ran {
+    run(Command::new(env!("CARGO_BIN_EXE_netacc")).args(words))
+}
+
+/// A trace of a process that is gone, and has had that name.
+fn left(pid: u32, program: &[u8]) -> PathBuf {
+    let mut bytes = trace::bytes();
+    let at = offset_of!(Header, program);
+    bytes[at..at + 16].fill(0);
+    bytes[at..at + program.len()].copy_from_slice(program);
+    let at = offset_of!(Header, pid);
+    bytes[at..at + 4].copy_from_slice(&pid.to_le_bytes());
+    let path = Path::new(DIRECTORY).join(format!("{NAME}.{:016x}.{pid}", 1));
+    fs::write(&path, bytes).unwrap();
+    path
+}
+
+#[test]
+fn a_trace_is_found_by_a_name_that_the_kernel_has_cut() {
+    if !is_alone("a_trace_is_found_by_a_name_that_the_kernel_has_cut") {
+        return;
+    }
+    let name = "twenty-bytes-of-name";
+    assert_eq!(name.len(), 20);
+    left(4711, &name.as_bytes()[..15]);
+    left(4712, b"twenty-bytes");
+    for words in
+        [["trace", "show", "-p", name, "--json"], ["trace", "histogram", "-p", name, "--json"]]
+    {
+        let ran = netacc(&words);
+        assert_eq!((ran.status, ran.err.as_str()), (Some(0), ""), "{words:?}");
+    }
+    let shown = netacc(&["trace", "show", "-p", name, "--json"]).out;
+    let shown: serde_json::Value = serde_json::from_str(&shown).unwrap();
+    let pids: Vec<_> = shown.as_array().unwrap().iter().map(|one| one["pid"].clone()).collect();
+    assert_eq!(pids, [4711]);
+    // What is shorter than the kernel keeps was not cut.
+    let ran = netacc(&["trace", "show", "-p", "twenty-bytes-of"]);
+    assert_eq!(ran.status, Some(0), "{}", ran.err);
+    let ran = netacc(&["trace", "show", "-p", "twenty-bytes-or-more"]);
+    assert!(ran.status == Some(1) && ran.err.contains("no trace of this process"), "{}", ran.err);
+}
