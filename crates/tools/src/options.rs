@@ -514,9 +514,8 @@ pub fn top_command() -> Command {
         )
         .arg(
             Arg::new("pid")
-                .value_name("pid")
-                .help("Begin with the connections of this process")
-                .value_parser(value_parser!(u32).range(1..)),
+                .value_name("pid|name")
+                .help("Begin with the connections of this process, by its number or name"),
         )
 }
 

@@ -256,3 +256,20 @@ fn of_many_connections_the_answers_of_those_that_are_seen_are_shown() {
     top.press("q");
     assert_eq!(top.ended().code(), Some(0), "{}", top.text());
 }
+
+#[test]
+fn a_process_may_be_named() {
+    let _alone = alone();
+    let statistics = statistics("1");
+    let own = std::fs::read_to_string("/proc/self/comm").unwrap();
+    let mut top = Top::new(120, &[own.trim_end()]);
+    top.shows(&[&FD.to_string(), &PORT.to_string()]);
+    top.press("q");
+    assert_eq!(top.ended().code(), Some(0), "{}", top.text());
+    // None has that name, or several do.
+    let mut top = Top::new(120, &["no-such-program"]);
+    assert_eq!(top.ended().code(), Some(1), "{}", top.text());
+    assert!(top.text().contains("no-such-program:noprocessofthisname"), "{}", top.text());
+    assert!(!top.has_restored(), "{}", top.text());
+    drop(statistics);
+}

@@ -9,6 +9,8 @@ mod screen;
 mod story;
 
 use super::{STATUS_FAILED, STATUS_USAGE};
+use crate::processes::{self, Unknown};
+use crate::show::one_line;
 use crate::terminal;
 use app::{App, Key};
 use clap::ArgMatches;
@@ -35,7 +37,10 @@ pub fn main(matches: &ArgMatches) -> c_int {
         return complain(text, STATUS_USAGE);
     }
     let pause = matches.get_one::<f64>("delay").copied().unwrap_or(1.0);
-    let pid = matches.get_one::<u32>("pid").copied();
+    let pid = match matches.get_one::<String>("pid").map(|word| meant(word)).transpose() {
+        Ok(pid) => pid,
+        Err((text, status)) => return complain(&text, status),
+    };
     let signal = Arc::new(AtomicUsize::new(0));
     for number in [SIGHUP, SIGINT, SIGTERM] {
         // (These three can be handled.)
@@ -57,6 +62,31 @@ pub fn main(matches: &ArgMatches) -> c_int {
             STATUS_FAILED
         }
         Err(error) => complain(&error.to_string(), STATUS_FAILED),
+    }
+}
+
+/// The process that a word means, which may have no library where it is a number; otherwise what is
+/// wrong with the word, and the exit status.
+fn meant(word: &str) -> Result<u32, (String, c_int)> {
+    let found = processes::named(&[word.to_owned()]).map_err(|unknown| {
+        let status = match unknown {
+            Unknown::Number(_) => STATUS_USAGE,
+            Unknown::Name(_) => STATUS_FAILED,
+        };
+        (one_line(&unknown.to_string()), status)
+    })?;
+    let pids: Vec<u32> = found.into_iter().map(|found| found.pid).collect();
+    only(word, &pids).map_err(|text| (text, STATUS_FAILED))
+}
+
+fn only(word: &str, pids: &[u32]) -> Result<u32, String> {
+    match pids {
+        [pid] => Ok(*pid),
+        pids => {
+            let pids: Vec<String> = pids.iter().map(u32::to_string).collect();
+            let (word, pids) = (one_line(word), pids.join(", "));
+            Err(format!("{word}: {pids} have this name: say the number of one"))
+        }
     }
 }
 
@@ -147,5 +177,17 @@ fn meaning(key: KeyEvent) -> Key {
         KeyCode::Char('s') => Key::Sort,
         KeyCode::Char(' ') => Key::Pause,
         _ => Key::Other,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::only;
+
+    #[test]
+    fn a_name_that_several_have_is_asked_about() {
+        assert_eq!(only("redis-server", &[17]), Ok(17));
+        let text = "redis-server: 17, 4711 have this name: say the number of one";
+        assert_eq!(only("redis-server", &[17, 4711]), Err(text.to_owned()));
     }
 }
