@@ -310,7 +310,7 @@ OPTIONS:
                   sock  each open connection
    -w <seconds> Again and again: what has changed since the last time, and how
                 fast; -n <times> ends after so many.
-   -c           Clear what ended processes left: there is nothing to clear.
+   -c           Clear what ended processes left: their traces (netacc trace).
    --wide       Every column, and counters that are 0.
    --json       Print JSON.
    -h           Show this help.

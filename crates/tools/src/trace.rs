@@ -327,6 +327,36 @@ fn files() -> Vec<Trace> {
     traces.filter(|trace| me == 0 || trace.uid == me).collect()
 }
 
+/// What was taken away.
+#[derive(Debug, Default)]
+pub struct Cleared {
+    /// How many traces.
+    pub traces: usize,
+    /// Memory that they took.
+    pub bytes: u64,
+    /// Those that could not be.
+    pub failed: Vec<(PathBuf, io::Error)>,
+}
+
+/// Takes away what processes that are gone have left in the directory: of this user's, for root of
+/// all users'. (A process holds the lock before its trace can be read, and nobody makes a file of a
+/// name that was there: it has the moment at which its process began the trace.)
+pub fn clear() -> Cleared {
+    let mut cleared = Cleared::default();
+    for trace in files().into_iter().filter(|trace| !trace.is_live) {
+        match fs::remove_file(&trace.path) {
+            Ok(()) => {
+                cleared.traces += 1;
+                cleared.bytes += trace.bytes;
+            }
+            // A process that began meanwhile has made room for its own.
+            Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+            Err(error) => cleared.failed.push((trace.path, error)),
+        }
+    }
+    cleared
+}
+
 /// All traces that may be read, the oldest first.
 pub fn all() -> Vec<Trace> {
     let pids = segment::pids().unwrap_or_default();

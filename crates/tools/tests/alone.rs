@@ -4,10 +4,10 @@
 mod support;
 
 use netacc_control::trace::{DIRECTORY, Header, NAME};
-use std::fs;
+use std::fs::{self, File};
 use std::mem::offset_of;
 use std::path::{Path, PathBuf};
-use std::process::Command;
+use std::process::{Command, Stdio};
 use support::{Ran, run, trace};
 
 /// Has the test of that name run again among no other processes and no traces, and says whether
@@ -72,4 +72,40 @@ fn a_trace_is_found_by_a_name_that_the_kernel_has_cut() {
     assert_eq!(ran.status, Some(0), "{}", ran.err);
     let ran = netacc(&["trace", "show", "-p", "twenty-bytes-or-more"]);
     assert!(ran.status == Some(1) && ran.err.contains("no trace of this process"), "{}", ran.err);
+}
+
+#[test]
+fn what_ended_processes_have_left_is_cleared_and_nothing_else() {
+    if !is_alone("what_ended_processes_have_left_is_cleared_and_nothing_else") {
+        return;
+    }
+    let clear =
+        |more: &[&str]| run(Command::new(env!("CARGO_BIN_EXE_netacc_ss")).arg("-c").args(more));
+    let ran = clear(&[]);
+    assert_eq!((ran.status, ran.err.as_str()), (Some(0), ""));
+    assert!(ran.out.starts_with("Nothing to clear"), "{}", ran.out);
+    // A process holds the lock of its trace for as long as it lives, killed or not.
+    let (killed, live) = (left(4711, b"killed"), left(4712, b"live"));
+    let other = Path::new(DIRECTORY).join("netacc-other");
+    fs::write(&other, "not ours").unwrap();
+    let lock = Command::new("sleep")
+        .arg("600")
+        .stdin(Stdio::from({
+            let file = File::open(&live).unwrap();
+            file.lock().unwrap();
+            file
+        }))
+        .spawn();
+    let mut lock = lock.unwrap();
+    let ran = clear(&[]);
+    assert_eq!((ran.status, ran.err.as_str()), (Some(0), ""));
+    assert!(ran.out.starts_with("Cleared 1 trace of an ended process"), "{}", ran.out);
+    assert_eq!([&killed, &live, &other].map(|path| path.exists()), [false, true, true]);
+    lock.kill().unwrap();
+    lock.wait().unwrap();
+    left(4711, b"killed");
+    let ran = clear(&["--json"]);
+    let said: serde_json::Value = serde_json::from_str(&ran.out).unwrap();
+    assert_eq!(said["traces"], 2, "{said}");
+    assert_eq!([&killed, &live, &other].map(|path| path.exists()), [false, false, true]);
 }

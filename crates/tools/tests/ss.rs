@@ -551,13 +551,6 @@ fn an_argument_moves_no_cursor() {
 }
 
 #[test]
-fn there_is_nothing_to_clear() {
-    let ran = ss(&["-c"]);
-    assert_eq!((ran.status, ran.err.as_str()), (Some(0), ""));
-    assert!(ran.out.starts_with("Nothing to clear"));
-}
-
-#[test]
 fn usage() {
     for arguments in [&["0"][..], &["-s", "x", "1"], &["-s", "cnt,x", "1"], &["--what", "1"]] {
         let ran = ss(arguments);

@@ -6,11 +6,13 @@ use crate::processes::{self, Found, Looks, Unknown};
 use crate::rates::{self, Change};
 use crate::segment::Process;
 use crate::selection::{Network, Order, Selection};
-use crate::show::{Section, View, one_line};
+use crate::show::{Section, View, one_line, size};
+use crate::trace::{self, Cleared};
 use crate::{options, show, terminal};
 use clap::ArgMatches;
 use clap::parser::ValueSource;
 use netacc_control::stats::{Path, Reason};
+use serde_json::json;
 use std::ffi::c_int;
 use std::time::{Duration, Instant};
 
@@ -25,10 +27,7 @@ pub fn alone() -> c_int {
 /// The same, the command line read.
 pub fn main(matches: &ArgMatches) -> c_int {
     if matches.get_flag("clear") {
-        return print(
-            TOOL,
-            "Nothing to clear: ended processes leave nothing but traces, which go by themselves\n(netacc trace list).\n",
-        );
+        return clear(matches.get_flag("json"));
     }
     let words = |id| matches.get_many::<String>(id).into_iter().flatten().cloned();
     let words: Vec<String> = words("option-pid").chain(words("pid")).collect();
@@ -55,6 +54,26 @@ pub fn main(matches: &ArgMatches) -> c_int {
         None if words.is_empty() => ps::show(TOOL, is_json),
         None => once(&words, is_json, &view),
     }
+}
+
+/// Takes away what ended processes have left: their traces, and there is nothing else.
+fn clear(is_json: bool) -> c_int {
+    let Cleared { traces, bytes, failed } = trace::clear();
+    for (path, error) in &failed {
+        let text = format!("{TOOL}: {}: {error}", path.display());
+        terminal::complain(&one_line(&text));
+    }
+    let text = match traces {
+        _ if is_json => format!("{:#}\n", json!({ "traces": traces, "bytes": bytes })),
+        0 => String::from(
+            "Nothing to clear: ended processes leave nothing but traces, and there is none that \
+             may be taken away.\n",
+        ),
+        1 => format!("Cleared 1 trace of an ended process ({}).\n", size(bytes)),
+        n => format!("Cleared {n} traces of ended processes ({}).\n", size(bytes)),
+    };
+    let text = if is_json { text } else { terminal::fold(text, terminal::columns()) };
+    print(TOOL, &text).max(if failed.is_empty() { 0 } else { STATUS_FAILED })
 }
 
 /// How often it is shown, if not once.
