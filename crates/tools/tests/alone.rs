@@ -3,11 +3,19 @@
 
 mod support;
 
+use netacc_control::Config;
+use netacc_control::config::{Answer, NO_USERS, Request};
+use netacc_control::stats;
 use netacc_control::trace::{DIRECTORY, Header, NAME};
+use rustix::process::{Pid, Signal, kill_process};
 use std::fs::{self, File};
+use std::io::Read;
 use std::mem::offset_of;
+use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
+use std::process::{Child, Command, Stdio};
+use support::segment::Segment;
 use support::{Ran, run, trace};
 
 /// Has the test of that name run again among no other processes and no traces, and says whether
@@ -33,6 +41,78 @@ fn is_alone(test: &str) -> bool {
 
 fn netacc(words: &[&str]) -> Ran {
     run(Command::new(env!("CARGO_BIN_EXE_netacc")).args(words))
+}
+
+/// A process that does nothing and has the library, as far as can be seen; and what it is asked.
+struct Process {
+    child: Child,
+    segment: Segment,
+    requests: File,
+}
+
+impl Process {
+    fn new() -> Process {
+        let segment = Segment::new(0);
+        let (config, origins) = Config::resolve(None, &|_| None, &[], NO_USERS).unwrap();
+        segment.config(&config.render(&origins));
+        let (reader, writer) = rustix::pipe::pipe_with(rustix::pipe::PipeFlags::CLOEXEC).unwrap();
+        let inode = fs::metadata(format!("/proc/self/fd/{}", writer.as_raw_fd())).unwrap().ino();
+        let statistics = OwnedFd::from(segment.0.try_clone().unwrap());
+        let mut sleep = Command::new("sleep");
+        let child =
+            sleep.arg("600").stdin(Stdio::from(statistics)).stdout(Stdio::from(writer)).spawn();
+        let child = child.unwrap();
+        segment.u32(offset_of!(stats::Header, requests_fd), 1);
+        segment.u32(offset_of!(stats::Header, requests_inode), inode as u32);
+        segment.u32(offset_of!(stats::Header, pid), child.id());
+        Process { child, segment, requests: File::from(reader) }
+    }
+
+    /// The number of the next request.
+    fn asked(&mut self) -> u64 {
+        let mut line = Vec::new();
+        let mut byte = [0];
+        while byte != *b"\n" {
+            self.requests.read_exact(&mut byte).unwrap();
+            line.extend(byte);
+        }
+        let line = String::from_utf8(line).unwrap();
+        Request::parse(line.trim_end()).unwrap().number
+    }
+
+    fn answer(&self, number: u64) {
+        self.segment.u64(offset_of!(stats::Header, answer), Answer::Done.word(number));
+    }
+}
+
+impl Drop for Process {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+#[test]
+fn those_that_are_well_are_set_while_one_is_stopped() {
+    if !is_alone("those_that_are_well_are_set_while_one_is_stopped") {
+        return;
+    }
+    let mut all = [(); 3].map(|()| Process::new());
+    kill_process(Pid::from_child(&all[0].child), Signal::STOP).unwrap();
+    let set = ["cfg", "set", "--all", "--wait", "5", "NACC_LOG_LEVEL", "2"];
+    let tool = std::thread::spawn(move || netacc(&set));
+    // None of them is answered before each has been asked.
+    let numbers: Vec<u64> = all.iter_mut().map(Process::asked).collect();
+    for (process, number) in all.iter().zip(numbers).skip(1) {
+        process.answer(number);
+    }
+    let ran = tool.join().unwrap();
+    let [stopped, first, second] = all.each_ref().map(|process| process.child.id());
+    let is = |pid| format!("sleep ({pid}): NACC_LOG_LEVEL 3 -> 2, at once\n");
+    assert_eq!(ran.out, is(first) + &is(second), "{}", ran.err);
+    let why = "it does not answer because it is stopped";
+    assert!(ran.err.starts_with(&format!("netacc: {stopped}: {why}")), "{}", ran.err);
+    assert_eq!(ran.status, Some(1));
 }
 
 /// A trace of a process that is gone, and has had that name.

@@ -15,7 +15,9 @@ use serde_json::{Value, json};
 use std::ffi::c_int;
 use std::fs;
 use std::os::unix::fs::MetadataExt;
+use std::panic::resume_unwind;
 use std::path::PathBuf;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 const TOOL: &str = "netacc";
@@ -274,8 +276,7 @@ fn set(matches: &ArgMatches) -> c_int {
         Err(status) => return status,
     };
     let limit = limit(matches);
-    let outcomes: Vec<Outcome> =
-        pids.into_iter().map(|pid| set_in(pid, key, value, limit)).collect();
+    let outcomes = each(&pids, |pid| set_in(pid, key, value, limit));
     let failed = outcomes.iter().any(|outcome| outcome.done.is_err());
     let status = if failed { STATUS_FAILED } else { 0 };
     if matches.get_flag("json") {
@@ -295,6 +296,33 @@ fn set(matches: &ArgMatches) -> c_int {
 /// How long a process is waited for.
 fn limit(matches: &ArgMatches) -> Duration {
     Duration::from_secs_f64(matches.get_one::<f64>("wait").copied().unwrap_or(2.0))
+}
+
+/// Asks processes at the same time, so that one that does not answer keeps no other; what became of
+/// each, in their order.
+fn each<T: Send>(pids: &[u32], ask: impl Fn(u32) -> T + Sync) -> Vec<T> {
+    const THREADS: usize = 64;
+    let next = AtomicUsize::new(0);
+    let work = || {
+        let mut done = Vec::new();
+        loop {
+            let at = next.fetch_add(1, Ordering::Relaxed);
+            let Some(pid) = pids.get(at) else { return done };
+            done.push((at, ask(*pid)));
+        }
+    };
+    let mut all = std::thread::scope(|scope| {
+        // (Where there is no further thread, those that there are do its part.)
+        let start = |_| std::thread::Builder::new().spawn_scoped(scope, work).ok();
+        let others: Vec<_> = (1..pids.len().min(THREADS)).filter_map(start).collect();
+        let mut all = work();
+        for other in others {
+            all.extend(other.join().unwrap_or_else(|panic| resume_unwind(panic)));
+        }
+        all
+    });
+    all.sort_by_key(|(at, _)| *at);
+    all.into_iter().map(|(_, done)| done).collect()
 }
 
 fn set_in(pid: u32, key: Key, value: &str, limit: Duration) -> Outcome {
@@ -374,7 +402,7 @@ fn reload(matches: &ArgMatches) -> c_int {
         Err(status) => return status,
     };
     let limit = limit(matches);
-    let all: Vec<Reloaded> = pids.into_iter().map(|pid| reload_in(pid, limit)).collect();
+    let all = each(&pids, |pid| reload_in(pid, limit));
     let status = if all.iter().any(|one| one.done.is_err()) { STATUS_FAILED } else { 0 };
     if matches.get_flag("json") {
         let all = all.iter().map(|one| {
