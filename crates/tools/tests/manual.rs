@@ -145,6 +145,9 @@ fn counters(is_rdma: bool) -> String {
     let mut out = String::new();
     for counter in Counter::ALL.iter().filter(|c| c.is_rdma() == is_rdma) {
         let _ = writeln!(out, ".TP\n.B {}\n{}", roff(counter.name()), sentences(counter.doc()));
+        if counter.remedy() != "Normal." {
+            let _ = writeln!(out, ".I Where it rises:\n{}", sentences(counter.remedy()));
+        }
     }
     tidy(&out)
 }
@@ -163,9 +166,11 @@ fn words_page() -> String {
         let _ = writeln!(out, "| `{}` | {meaning} | {remedy} |", reason.name());
     }
     out += "\n## Counters\n\nOf a process since its start: `netacc_ss -s cnt --wide`; for Prometheus \
-            `netacc_NAME_total`.\n\n| counter | what it counts |\n|---|---|\n";
+            `netacc_NAME_total`.\n\n| counter | what it counts | what to do where it rises |\n\
+            |---|---|---|\n";
     for counter in Counter::ALL {
-        let _ = writeln!(out, "| `{}` | {} |", counter.name(), cell(counter.doc()));
+        let (meaning, remedy) = (cell(counter.doc()), cell(counter.remedy()));
+        let _ = writeln!(out, "| `{}` | {meaning} | {remedy} |", counter.name());
     }
     out
 }

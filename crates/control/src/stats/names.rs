@@ -3,7 +3,7 @@
 use super::Path;
 
 macro_rules! counters {
-    ($($variant:ident $name:literal $doc:literal;)*) => {
+    ($($variant:ident $name:literal $doc:literal, $remedy:literal;)*) => {
         /// What is counted.
         #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
         #[repr(u32)]
@@ -20,69 +20,112 @@ macro_rules! counters {
             pub const fn doc(self) -> &'static str {
                 match self { $(Counter::$variant => $doc),* }
             }
+            /// What an operator can do where it rises.
+            pub const fn remedy(self) -> &'static str {
+                match self { $(Counter::$variant => $remedy),* }
+            }
         }
     };
 }
 
 counters! {
-    Accepted "accepted" "TCP connections accepted.";
-    Connected "connected" "TCP connections made.";
-    PromotedTx "promoted_tx" "Sending directions that left TCP for a faster path.";
-    PromotedRx "promoted_rx" "Receiving directions that left TCP for a faster path.";
-    Demoted "demoted" "Directions that went back to TCP.";
-    PulledBack "pulled_back" "Directions of which unread bytes were taken back from the fast path and sent by TCP.";
-    DoorbellsRung "doorbells_rung" "Wake-ups that this process sent to a sleeping peer.";
-    Wakeups "wakeups" "Wake-ups that this process got from a peer.";
-    SpinsWon "spins_won" "Waits in which polling found what it waited for.";
-    SpinsLost "spins_lost" "Waits in which polling was in vain and the thread slept after all.";
-    KernelEpollVisits "kernel_epoll_visits" "Calls of the kernel's epoll_wait.";
-    OffersSent "offers_sent" "Offers to accelerate a connection that this process made to a peer.";
-    OffersReceived "offers_received" "Offers to accelerate a connection that this process got from a peer.";
-    OffersRefused "offers_refused" "Offers that were refused, by this process or by a peer.";
-    AuthFailures "auth_failures" "Peers that could not prove that they hold the other end of the connection.";
-    PeerCorrupt "peer_corrupt" "Violations of the protocol found in memory shared with a peer.";
-    ShmBytesTx "shm_bytes_tx" "Bytes sent through shared memory, by connections open and ended.";
-    ShmBytesRx "shm_bytes_rx" "Bytes received through shared memory, by connections open and ended.";
-    TcpBytesTx "tcp_bytes_tx" "Bytes sent through TCP, by connections open and ended that the library follows.";
-    TcpBytesRx "tcp_bytes_rx" "Bytes received through TCP, by connections open and ended that the library follows.";
-    ChannelsOpened "channels_opened" "Channels made to other processes.";
-    ChannelsClosed "channels_closed" "Channels closed.";
-    ChannelsFailed "channels_failed" "Channels given up because the peer died or broke the rules.";
-    SpinsSkipped "spins_skipped" "Waits that slept at once, because polling could not pay.";
-    Sleeps "sleeps" "Waits that went to sleep in the kernel.";
-    RecordsExhausted "records_exhausted" "Connections that found no free record in this segment.";
-    EpollCtlSaved "epoll_ctl_saved" "Calls of epoll_ctl that needed no system call.";
-    Forks "forks" "Forks of the process.";
-    LogLinesDropped "log_lines_dropped" "Log messages that could not be written.";
-    RdmaBytesTx "rdma_bytes_tx" "Bytes sent through RDMA, by connections open and ended.";
-    RdmaBytesRx "rdma_bytes_rx" "Bytes received through RDMA, by connections open and ended.";
-    RdmaLinks "rdma_links" "Agreements made with processes of other hosts.";
-    RdmaPairsCreated "rdma_pairs_created" "Queue pairs created.";
-    RdmaPairsLost "rdma_pairs_lost" "Queue pairs lost: an error, a link that went down, or a peer that died.";
-    RdmaPairsReused "rdma_pairs_reused" "Connections that found a place on a queue pair that was there.";
-    RdmaRegions "rdma_regions" "Memory regions registered.";
-    RdmaRegisteredBytes "rdma_registered_bytes" "Bytes of the memory regions registered.";
-    RdmaWorkRequests "rdma_work_requests" "Work requests posted for sending.";
-    RdmaMessagesSent "rdma_messages_sent" "Messages, and writes with immediate, sent: what uses up a receive of the peer.";
-    RdmaMessagesReceived "rdma_messages_received" "Messages, and writes with immediate, received.";
-    RdmaCredits "rdma_credits" "Messages sent that only give room or receives back.";
-    RdmaPolls "rdma_polls" "Polls of completion queues.";
-    RdmaArms "rdma_arms" "Completion queues armed, so that they wake a sleeping thread.";
-    RdmaIoWakeups "rdma_io_wakeups" "Wake-ups of I/O threads.";
-    FailOvers "fail_overs" "Directions that went on over TCP because the fast path was lost or left.";
-    RdmaClaimsProven "rdma_claims_proven" "Accepted connections agreed on with a peer that knew the time stamp of their SYN.";
-    RdmaClaimsUnproven "rdma_claims_unproven" "Accepted connections agreed on by their addresses alone.";
-    RdmaPairsStalled "rdma_pairs_stalled" "Of the queue pairs lost, those on which nothing arrived any more and no device said so.";
-    KernelLooks "kernel_looks" "Looks at the kernel's sockets, beyond the first, that waits made instead of sleeping.";
-    LooksWon "looks_won" "Waits in which such a look found what it waited for.";
-    LooksLost "looks_lost" "Waits in which such looks were in vain and the thread slept after all.";
-    MessagesTx "messages_tx" "Calls that have sent something, on connections open and ended that the library follows.";
-    MessagesRx "messages_rx" "Calls that have received something, on connections open and ended that the library follows.";
-    UtcpBytesTx "utcp_bytes_tx" "Bytes sent by TCP in user space, by connections open and ended.";
-    UtcpBytesRx "utcp_bytes_rx" "Bytes received by TCP in user space, by connections open and ended.";
-    UtcpTakenOut "utcp_taken_out" "Connections that were taken out of the kernel (utcp).";
-    UtcpGivenBack "utcp_given_back" "Connections that were given back to the kernel (utcp).";
-    UtcpLost "utcp_lost" "Connections that the kernel would not have back, and that were reset (utcp).";
+    Accepted "accepted" "TCP connections accepted.", "Normal.";
+    Connected "connected" "TCP connections made.", "Normal.";
+    PromotedTx "promoted_tx" "Sending directions that left TCP for a faster path.", "Normal.";
+    PromotedRx "promoted_rx" "Receiving directions that left TCP for a faster path.", "Normal.";
+    Demoted "demoted" "Directions that went back to TCP.",
+        "Normal where connections end, or acceleration is turned off. Where it grows with connections that stay open: look at their reasons (netacc_ss -s sock).";
+    PulledBack "pulled_back" "Directions of which unread bytes were taken back from the fast path and sent by TCP.",
+        "Normal where acceleration is turned off or a reader is slow to take its bytes; otherwise look at the reasons (netacc_ss -s sock).";
+    DoorbellsRung "doorbells_rung" "Wake-ups that this process sent to a sleeping peer.",
+        "Normal: the peer sleeps when there is nothing to do. Where each message rings and latency matters: NACC_POLL_MS at the peer.";
+    Wakeups "wakeups" "Wake-ups that this process got from a peer.",
+        "Normal: this process sleeps when there is nothing to do. Where latency matters: NACC_POLL_MS.";
+    SpinsWon "spins_won" "Waits in which polling found what it waited for.",
+        "Normal: polling pays.";
+    SpinsLost "spins_lost" "Waits in which polling was in vain and the thread slept after all.",
+        "Normal beside more of spins_won. Where it is most of them: a smaller NACC_POLL_MS saves CPU time.";
+    KernelEpollVisits "kernel_epoll_visits" "Calls of the kernel's epoll_wait.", "Normal.";
+    OffersSent "offers_sent" "Offers to accelerate a connection that this process made to a peer.",
+        "Normal.";
+    OffersReceived "offers_received" "Offers to accelerate a connection that this process got from a peer.",
+        "Normal.";
+    OffersRefused "offers_refused" "Offers that were refused, by this process or by a peer.",
+        "Look at the reasons of the connections at both ends (netacc_ss -s sock).";
+    AuthFailures "auth_failures" "Peers that could not prove that they hold the other end of the connection.",
+        "Look in the log for who claimed connections that are not its own.";
+    PeerCorrupt "peer_corrupt" "Violations of the protocol found in memory shared with a peer.",
+        "Look at the log: a peer broke the protocol, by a memory error or on purpose.";
+    ShmBytesTx "shm_bytes_tx" "Bytes sent through shared memory, by connections open and ended.",
+        "Normal.";
+    ShmBytesRx "shm_bytes_rx" "Bytes received through shared memory, by connections open and ended.",
+        "Normal.";
+    TcpBytesTx "tcp_bytes_tx" "Bytes sent through TCP, by connections open and ended that the library follows.",
+        "Normal before a connection is accelerated. Where it goes on to grow: look at the reasons (netacc_ss -s sock).";
+    TcpBytesRx "tcp_bytes_rx" "Bytes received through TCP, by connections open and ended that the library follows.",
+        "Normal before a connection is accelerated. Where it goes on to grow: look at the reasons (netacc_ss -s sock).";
+    ChannelsOpened "channels_opened" "Channels made to other processes.", "Normal.";
+    ChannelsClosed "channels_closed" "Channels closed.", "Normal.";
+    ChannelsFailed "channels_failed" "Channels given up because the peer died or broke the rules.",
+        "Look at the log: peers died, or broke the rules.";
+    SpinsSkipped "spins_skipped" "Waits that slept at once, because polling could not pay.",
+        "Normal.";
+    Sleeps "sleeps" "Waits that went to sleep in the kernel.", "Normal.";
+    RecordsExhausted "records_exhausted" "Connections that found no free record in this segment.",
+        "Spread the connections over more processes: those without a record are not shown.";
+    EpollCtlSaved "epoll_ctl_saved" "Calls of epoll_ctl that needed no system call.", "Normal.";
+    Forks "forks" "Forks of the process.", "Normal.";
+    LogLinesDropped "log_lines_dropped" "Log messages that could not be written.",
+        "NACC_LOG_PATH=/tmp/netacc-%u.log, or more room for the log.";
+    RdmaBytesTx "rdma_bytes_tx" "Bytes sent through RDMA, by connections open and ended.",
+        "Normal.";
+    RdmaBytesRx "rdma_bytes_rx" "Bytes received through RDMA, by connections open and ended.",
+        "Normal.";
+    RdmaLinks "rdma_links" "Agreements made with processes of other hosts.", "Normal.";
+    RdmaPairsCreated "rdma_pairs_created" "Queue pairs created.", "Normal.";
+    RdmaPairsLost "rdma_pairs_lost" "Queue pairs lost: an error, a link that went down, or a peer that died.",
+        "Look at the link: rdma link, rdma statistic; and at the log.";
+    RdmaPairsReused "rdma_pairs_reused" "Connections that found a place on a queue pair that was there.",
+        "Normal.";
+    RdmaRegions "rdma_regions" "Memory regions registered.", "Normal.";
+    RdmaRegisteredBytes "rdma_registered_bytes" "Bytes of the memory regions registered.",
+        "Normal. Where it comes near the limit of locked memory (ulimit -l): raise that.";
+    RdmaWorkRequests "rdma_work_requests" "Work requests posted for sending.", "Normal.";
+    RdmaMessagesSent "rdma_messages_sent" "Messages, and writes with immediate, sent: what uses up a receive of the peer.",
+        "Normal.";
+    RdmaMessagesReceived "rdma_messages_received" "Messages, and writes with immediate, received.",
+        "Normal.";
+    RdmaCredits "rdma_credits" "Messages sent that only give room or receives back.", "Normal.";
+    RdmaPolls "rdma_polls" "Polls of completion queues.", "Normal.";
+    RdmaArms "rdma_arms" "Completion queues armed, so that they wake a sleeping thread.", "Normal.";
+    RdmaIoWakeups "rdma_io_wakeups" "Wake-ups of I/O threads.", "Normal.";
+    FailOvers "fail_overs" "Directions that went on over TCP because the fast path was lost or left.",
+        "Normal where acceleration is turned off. Otherwise look at the link, and at the reasons (netacc_ss -s sock).";
+    RdmaClaimsProven "rdma_claims_proven" "Accepted connections agreed on with a peer that knew the time stamp of their SYN.",
+        "Normal.";
+    RdmaClaimsUnproven "rdma_claims_unproven" "Accepted connections agreed on by their addresses alone.",
+        "Normal where net.ipv4.tcp_timestamps is 0 at the client, or SYN cookies are in use; otherwise set it to 1 (the default) there.";
+    RdmaPairsStalled "rdma_pairs_stalled" "Of the queue pairs lost, those on which nothing arrived any more and no device said so.",
+        "Look at the network between the hosts: its switches, its flow control (ethtool -S), rdma statistic.";
+    KernelLooks "kernel_looks" "Looks at the kernel's sockets, beyond the first, that waits made instead of sleeping.",
+        "Normal.";
+    LooksWon "looks_won" "Waits in which such a look found what it waited for.", "Normal.";
+    LooksLost "looks_lost" "Waits in which such looks were in vain and the thread slept after all.",
+        "Normal beside more of looks_won.";
+    MessagesTx "messages_tx" "Calls that have sent something, on connections open and ended that the library follows.",
+        "Normal.";
+    MessagesRx "messages_rx" "Calls that have received something, on connections open and ended that the library follows.",
+        "Normal.";
+    UtcpBytesTx "utcp_bytes_tx" "Bytes sent by TCP in user space, by connections open and ended.",
+        "Normal.";
+    UtcpBytesRx "utcp_bytes_rx" "Bytes received by TCP in user space, by connections open and ended.",
+        "Normal.";
+    UtcpTakenOut "utcp_taken_out" "Connections that were taken out of the kernel (utcp).",
+        "Normal.";
+    UtcpGivenBack "utcp_given_back" "Connections that were given back to the kernel (utcp).",
+        "Normal where connections are closed. Otherwise look at the reasons (netacc_ss -s sock).";
+    UtcpLost "utcp_lost" "Connections that the kernel would not have back, and that were reset (utcp).",
+        "Report it, with the log; NACC_PATHS without utcp keeps connections in the kernel.";
 }
 
 /// Number of counters.

@@ -194,7 +194,7 @@ fn names_fit_their_slots_and_differ() {
     }
     for (code, counter) in (0u32..).zip(Counter::ALL) {
         assert_eq!(Counter::from_code(code), Some(*counter));
-        assert!(counter.doc().ends_with('.'));
+        assert!(counter.doc().ends_with('.') && counter.remedy().ends_with('.'));
     }
     assert_eq!(Reason::from_code(63), None);
     for path in Path::ALL {

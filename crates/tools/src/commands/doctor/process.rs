@@ -228,18 +228,19 @@ fn connections(process: &Process, findings: &mut Findings) {
 
 /// Counters that are not 0 in a process that is well.
 fn counters(process: &Process, findings: &mut Findings) {
-    for (counter, remedy) in [
-        (Counter::AuthFailures, "look at the log: who claimed connections that are not its own?"),
-        (Counter::PeerCorrupt, "look at the log: a peer broke the protocol"),
-        (Counter::ChannelsFailed, "look at the log: peers died, or broke the rules"),
-        (Counter::RecordsExhausted, "spread the connections over more processes"),
-        (Counter::LogLinesDropped, "NACC_LOG_PATH=/tmp/netacc-%u.log, or more room for the log"),
-        (Counter::RdmaPairsLost, "look at the link: rdma link, rdma statistic; and at the log"),
+    for counter in [
+        Counter::AuthFailures,
+        Counter::PeerCorrupt,
+        Counter::ChannelsFailed,
+        Counter::RecordsExhausted,
+        Counter::LogLinesDropped,
+        Counter::RdmaPairsLost,
+        Counter::UtcpLost,
     ] {
         let value = process.header.counters.get(counter as usize).copied().unwrap_or(0);
         if value > 0 {
             let found = format!("{} is {value}. {}", counter.name(), counter.doc());
-            findings.note("counter", found, remedy);
+            findings.note("counter", found, counter.remedy());
         }
     }
 }
@@ -357,7 +358,6 @@ mod tests {
                 assert!(said.is_empty(), "{told:#}");
                 continue;
             }
-        }
             let what = format!("{} {found}", text.split(" # ").next().unwrap());
             assert!(
                 said.len() == 1
@@ -366,5 +366,6 @@ mod tests {
                 "{told:#}"
             );
             assert_eq!(said[0]["remedy"], remedy);
+        }
     }
 }
