@@ -11,6 +11,7 @@ use std::io::{BufRead, BufReader, Read, Write};
 use std::mem::{offset_of, size_of};
 use std::net::TcpStream;
 use std::os::unix::fs::FileExt;
+use std::os::unix::fs::MetadataExt;
 use std::os::unix::net::UnixStream;
 use std::process::{Child, Command, Stdio};
 use support::{Scratch, run};
@@ -91,6 +92,17 @@ fn prometheus_takes_the_text_and_the_rules() {
     let text = fs::read_to_string(&file).unwrap();
     is_complete(&text);
     assert_eq!(fs::read_dir(file.parent().unwrap()).unwrap().count(), 1);
+    // It has every user's processes: it is for its owner and the group of its folder.
+    let is = fs::metadata(&file).unwrap();
+    assert_eq!(is.mode() & 0o7, 0, "{:o}", is.mode());
+    assert_eq!(is.gid(), fs::metadata(file.parent().unwrap()).unwrap().gid());
+    // Which group reads it may be said once.
+    if rustix::process::geteuid().is_root() {
+        std::os::unix::fs::chown(&file, None, Some(4711)).unwrap();
+        assert_eq!(run(metrics().arg("--textfile").arg(&file)).status, Some(0));
+        let is = fs::metadata(&file).unwrap();
+        assert_eq!((is.mode() & 0o777, is.gid()), (0o640, 4711));
+    }
     checked_by_promtool(&["check", "metrics"], &text);
     checked_by_promtool(&["check", "rules", "netacc.rules.yml"], "");
     checked_by_promtool(&["test", "rules", "netacc.rules.test.yml"], "");

@@ -14,8 +14,9 @@ use clap::ArgMatches;
 pub use serve::Place;
 use serve::serve;
 use std::ffi::c_int;
-use std::fs::{self, File};
+use std::fs::{self, OpenOptions};
 use std::io::{self, Write};
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt, fchown};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 use visitors::Visitors;
@@ -59,12 +60,28 @@ fn now(state: &mut State, format: Format) -> String {
     render(&found, not_permitted, &mut state.past, format)
 }
 
-/// Writes a file that is not there yet: nobody else's link is followed.
-fn write(file: &Path, text: &str) -> io::Result<()> {
+/// Writes a file that is not there yet: nobody else's link is followed. It tells of all users'
+/// processes: only its owner and this group read it.
+fn write(file: &Path, group: Option<u32>, text: &str) -> io::Result<()> {
     match fs::remove_file(file) {
-        Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
-        _ => File::create_new(file)?.write_all(text.as_bytes()),
+        Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
+        _ => {}
     }
+    let mut file = OpenOptions::new().write(true).create_new(true).mode(0o640).open(file)?;
+    // (Who is not of that group may not give it the file, which stays with his own.)
+    let _ = fchown(&file, None, group);
+    file.write_all(text.as_bytes())
+}
+
+/// The group that reads the file: that of the one which is there, if it is ours, or its folder's.
+fn group(file: &Path) -> Option<u32> {
+    let me = rustix::process::geteuid().as_raw();
+    let ours = fs::symlink_metadata(file).ok().filter(|is| is.is_file() && is.uid() == me);
+    let folder = || {
+        let folder = file.parent().filter(|folder| !folder.as_os_str().is_empty());
+        fs::metadata(folder.unwrap_or(Path::new("."))).ok()
+    };
+    ours.or_else(folder).map(|is| is.gid())
 }
 
 /// Writes the file, once or again and again. A reader sees the old one or the new one, whole.
@@ -77,7 +94,7 @@ fn keep(file: &Path, every: Option<Duration>) -> io::Result<()> {
         let named =
             |error: io::Error| io::Error::new(error.kind(), format!("{}: {error}", file.display()));
         let text = now(&mut state, Format::Text);
-        let written = write(&new, &text).and_then(|()| fs::rename(&new, file));
+        let written = write(&new, group(file), &text).and_then(|()| fs::rename(&new, file));
         if written.is_err() {
             let _ = fs::remove_file(&new);
         }
