@@ -58,7 +58,8 @@ fn no_line_is_wider_than_the_terminal_and_nothing_is_lost() {
     let file = file.display().to_string();
     let (ss, netacc) = (env!("CARGO_BIN_EXE_netacc_ss"), env!("CARGO_BIN_EXE_netacc"));
     // Each with what its lines are known by; the last ones say something else each time.
-    let all: [(&str, &[&str], &[&str]); 11] = [
+    let set = ["cfg", "set", "--wait", "0.05", "NACC_LOG_LEVEL", "3", "-p", &pid];
+    let all: [(&str, &[&str], &[&str]); 16] = [
         (ss, &["-s", "sock", &pid], &["1003", "1008", "127.200.200.200:65535"]),
         (ss, &["-s", "cnt", &pid], &["peer-without-library", "rdma-lost", "fail_overs"]),
         (ss, &["-s", "cfg,qp", &pid], &["NACC_LOG_PATH", "rdma", "4711"]),
@@ -70,6 +71,11 @@ fn no_line_is_wider_than_the_terminal_and_nothing_is_lost() {
         (netacc, &["ps"], &[&pid]),
         (netacc, &["trace", "list"], &[]),
         (netacc, &["doctor", &pid], &[&pid]),
+        (netacc, &["doctor", "127.0.0.1:1"], &["127.0.0.1:1"]),
+        (netacc, &["trace", "histogram", "--file", &file], &["median"]),
+        (netacc, &set, &[&pid]),
+        (netacc, &set[..5], &[]),
+        (netacc, &["cfg", "reload", "--wait", "0.05", "-p", &pid], &[&pid]),
     ];
     for (index, (program, words, keys)) in all.into_iter().enumerate() {
         let command = || {
@@ -103,6 +109,41 @@ fn no_line_is_wider_than_the_terminal_and_nothing_is_lost() {
     assert!(whole.lines().any(row), "{whole}");
     assert!(sock(40, &["--wide"]).lines().any(row));
     drop(segment);
+}
+
+#[test]
+fn every_help_fits_the_terminal() {
+    let (ss, netacc) = (env!("CARGO_BIN_EXE_netacc_ss"), env!("CARGO_BIN_EXE_netacc"));
+    let mut all: Vec<(&str, Vec<&str>)> =
+        vec![(ss, vec![]), (env!("CARGO_BIN_EXE_netacc_run"), vec![]), (netacc, vec![])];
+    let alone = ["run", "ss", "ps", "capture", "cfg", "doctor", "metrics", "top", "trace", "bench"];
+    all.extend(alone.map(|word| (netacc, vec![word])));
+    let [cfg, trace] = [["list", "get", "set", "reload"], ["list", "show", "histogram", "export"]];
+    all.extend(cfg.map(|word| (netacc, vec!["cfg", word])));
+    all.extend(trace.map(|word| (netacc, vec!["trace", word])));
+    for (program, words) in all {
+        for help in ["-h", "--help"] {
+            let command = || {
+                let mut command = Command::new(program);
+                command.args(&words).arg(help).env_remove("COLUMNS");
+                command
+            };
+            let whole = run(&mut command());
+            assert!(
+                whole.status == Some(0) && whole.out.contains("-h"),
+                "{words:?}: {}",
+                whole.out
+            );
+            for columns in WIDTHS {
+                let (text, status) = said(columns, &mut command());
+                let about = format!("{words:?} {help} in {columns} columns: {status}\n{text}");
+                assert!(status.success(), "{about}");
+                let widest = text.lines().map(|line| line.chars().count()).max();
+                assert!(widest <= Some(columns.into()), "{about}");
+                assert_eq!(squeezed(&text), squeezed(&whole.out), "{about}");
+            }
+        }
+    }
 }
 
 #[test]

@@ -126,7 +126,7 @@ fn parse(tool: &str, command: Command) -> Result<ArgMatches, c_int> {
             terminal::complain(text.trim_end_matches('\n'));
             return STATUS_USAGE;
         }
-        print(tool, &text)
+        print(tool, &terminal::fold(text, terminal::columns()))
     })
 }
 
