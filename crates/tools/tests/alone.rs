@@ -1,5 +1,5 @@
-//! What is done to all processes, and to what ended ones have left: in namespaces where there are no
-//! others.
+//! What is done to all processes, and to what ended ones have left: in namespaces of its own, where
+//! there are no others.
 
 mod support;
 
@@ -164,6 +164,11 @@ fn what_ended_processes_have_left_is_cleared_and_nothing_else() {
     let ran = clear(&[]);
     assert_eq!((ran.status, ran.err.as_str()), (Some(0), ""));
     assert!(ran.out.starts_with("Nothing to clear"), "{}", ran.out);
+    for columns in [40, 60, 80, 120, 200] {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_netacc_ss"));
+        let (text, _) = support::terminal::said(columns, command.arg("-c").env_remove("COLUMNS"));
+        assert!(text.lines().all(|line| line.chars().count() <= columns.into()), "{text}");
+    }
     // A process holds the lock of its trace for as long as it lives, killed or not.
     let (killed, live) = (left(4711, b"killed"), left(4712, b"live"));
     let other = Path::new(DIRECTORY).join("netacc-other");
