@@ -1,15 +1,18 @@
 """A server with a thread for each connection, and a client, for trace.sh.
 
-server PORT [--epoll]: echoes messages. client PORT CONNECTIONS: goes to and fro on all of them for
-ever, in one thread each, and prints a dot line when each has gone so a hundred times. alone
-[NAME]: has a connection with itself, under that name and with all its memory locked, until it is
-traced, and is killed. confined: has one until then, forbids itself to take names of files away,
-and ends with status 7. sink PORT: receives, and sends nothing. stream PORT: sends for ever. other
-PORT: is a client until it is traced, and becomes another program. short PORT COUNT: makes so many
-connections of one request each.
+server PORT [--epoll]: echoes messages. client PORT CONNECTIONS: goes to and fro on all of them
+until they end, in one thread each. Prints `ready` when each has gone so a hundred times, for each
+that ends `answered`, its port, and when the last answer came (CLOCK_MONOTONIC), and `over`. Both
+are at $TRACE_ADDRESS (127.0.0.1). alone [NAME]: has a connection with itself, under that name and
+with all its memory locked, until it is traced, and is killed. confined: has one until then, forbids
+itself to take names of files away, and ends with status 7. sink PORT: receives, and sends nothing.
+stream PORT: sends for ever. other PORT: is a client until it is traced, and becomes another
+program. short PORT COUNT: makes so many connections of one request each.
 """
 
 import ctypes, glob, os, select, socket, struct, sys, threading, time
+
+ADDRESS = os.environ.get("TRACE_ADDRESS", "127.0.0.1")
 
 
 def echo(connection):
@@ -18,7 +21,7 @@ def echo(connection):
 
 
 def serve(port, with_epoll):
-    listener = socket.create_server(("127.0.0.1", port), backlog=200)
+    listener = socket.create_server((ADDRESS, port), backlog=200)
     if not with_epoll:
         while True:
             threading.Thread(target=echo, args=[listener.accept()[0]], daemon=True).start()
@@ -37,16 +40,19 @@ def serve(port, with_epoll):
                 known.pop(fd).close()
 
 
-def talk(connection, ready):
+def talk(connection, ready, ended):
+    port, answered = connection.getsockname()[1], 0
     for n in range(sys.maxsize):
         try:
             connection.sendall(b"x" * 64)
             if not connection.recv(64):
-                return
+                break
         except OSError:
-            return
+            break
+        answered = time.monotonic_ns()
         if n == 100:
             ready.release()
+    ended.append(f"answered {port} {answered}")
 
 
 def become_another(port):
@@ -66,9 +72,9 @@ def become_another(port):
 
 
 def call(port, count):
-    ready = threading.Semaphore(0)
-    connections = [socket.create_connection(("127.0.0.1", port)) for _ in range(count)]
-    threads = [threading.Thread(target=talk, args=[c, ready], daemon=True) for c in connections]
+    ready, ended = threading.Semaphore(0), []
+    connections = [socket.create_connection((ADDRESS, port)) for _ in range(count)]
+    threads = [threading.Thread(target=talk, args=[c, ready, ended], daemon=True) for c in connections]
     for thread in threads:
         thread.start()
     for _ in threads:
@@ -76,7 +82,7 @@ def call(port, count):
     print("ready", flush=True)
     for thread in threads:
         thread.join()
-    print("over", flush=True)
+    print(*ended, "over", sep="\n", flush=True)
     sys.stdin.readline()
 
 
