@@ -2,8 +2,7 @@
 # The off-switch (`netacc cfg set NACC_ENABLE_RDMA_DEFAULT`), to and fro under load: no byte is
 # wrong, no client sees an error, nobody waits for ever.
 # NETACC_OFF_SECONDS: how long the load of threads runs (default: 6); NETACC_OFF_TIMES: how often it
-# is off and on under that of Redis (default: 1000; where one takes longer than 120 ms on average,
-# as often as it comes to).
+# is off and on under that of Redis (default: 1000).
 . "$(dirname "$0")/lib.sh"
 need_library
 command -v python3 >/dev/null || { skip all "no python3"; finish; exit; }
@@ -104,18 +103,18 @@ if wait_for 20 grep -q '^done' "$TMP/idle"; then ok others-go-on; else fail othe
 kill -CONT "$STOPPED"
 
 # toggle SECONDS TIMES PID... : off and on, in one process, in the others, in all, for so long, or
-# so often; prints how often.
+# so often; prints how often, and how often a connection of the last one was seen to come back: each
+# tenth time that is waited for.
 toggle() {
-  local end=$((SECONDS + $1)) times=$2 n=0; shift 2
+  local end=$((SECONDS + $1)) times=$2 n=0 back=0; shift 2
   local all; all=$(IFS=,; echo "$*")
   local turns=("$1" "$all" "${@: -1}" "$all")
   while [ $SECONDS -lt $end ] && [ $n -lt "$times" ]; do
     local who=${turns[n % 4]}
     switch 0 -p "$who"; switch 1 -p "$who"; n=$((n + 1))
-    # Long enough, now and then, for connections to be accelerated again.
-    [ $((n % 10)) = 0 ] && sleep 0.1
+    if [ $((n % 10)) = 0 ] && wait_for 20 some on_path shm "${@: -1}"; then back=$((back + 1)); fi
   done
-  echo $n
+  echo "$n $back"
 }
 
 # Threads in recv, poll, select and epoll, at both ends, whose bytes are compared.
@@ -127,7 +126,8 @@ become_accel python3 "$APP" client "$PORT" >"$TMP/load" 2>"$TMP/load.err" &
 LOAD=$!; PIDS+=("$LOAD")
 wait_for 20 grep -q '^[0-9]*$' "$TMP/load"
 if wait_for 20 some on_path shm "$LOAD"; then ok load-is-accelerated; else fail load-is-accelerated "$("$SS" -s sock "$LOAD")"; fi
-times=$(toggle "$SECONDS_EACH" 1000000 "$SERVER" "$LOAD")
+read -r times back <<<"$(toggle "$SECONDS_EACH" 1000000 "$SERVER" "$LOAD")"
+same load-comes-back $((times / 10)) "$back"
 switch 1 -p "$SERVER,$LOAD"
 if wait_for 20 some on_path shm "$LOAD"; then ok load-is-again; else fail load-is-again "$("$SS" -s sock "$LOAD")"; fi
 kill "$LOAD"
@@ -148,10 +148,19 @@ if command -v redis-server >/dev/null; then
   }
   bench >"$TMP/bench" 2>&1 &
   BENCH=$!
+  # And one that compares each value.
+  become_accel python3 "$APP" redis "$PORT" >"$TMP/values" 2>"$TMP/values.err" &
+  VALUES=$!; PIDS+=("$VALUES")
+  wait_for 20 grep -q '^[0-9]*$' "$TMP/values"
   wait_for 20 some on_path shm "$SERVER"
   before=$("$SS" --json "$SERVER" | tr -d ' \n' | grep -o '"shm":[0-9]*' | sed -n 2p)
-  times=$(toggle $((TIMES * 12 / 100 + 1)) "$TIMES" "$SERVER")
+  # (180 ms for each are several times what one takes.)
+  read -r times back <<<"$(toggle $((TIMES * 18 / 100 + 1)) "$TIMES" "$SERVER")"
   touch "$TMP/enough"
+  same redis-times "$TIMES off and on, $((TIMES / 10)) seen to come back" "$times off and on, $back seen to come back"
+  kill "$VALUES"
+  if wait "$VALUES" && [ ! -s "$TMP/values.err" ] && [ "$(tail -n 1 "$TMP/values" | cut -d ' ' -f 1)" -gt "$TIMES" ]; then
+    ok every-value "$(tail -n 1 "$TMP/values")"; else fail every-value "$(cat "$TMP/values" "$TMP/values.err")"; fi
   if wait "$BENCH" && ! grep -qiE 'error|could not|closed' "$TMP/bench"; then ok redis "$times times off and on; before $before"; else
     fail redis "$(tail -n 20 "$TMP/bench")"; fi
   after=$("$SS" --json "$SERVER" | tr -d ' \n' | grep -o '"shm":[0-9]*' | sed -n 2p)

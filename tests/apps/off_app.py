@@ -6,6 +6,8 @@ connections of its own that it makes anew all the time, and some that stay and a
 the end it says how much has gone to and fro.
 off_app.py idle PORT COUNT OTHER: so many connections to one port, three to the other, which have
 been used and stay open until the input ends.
+off_app.py redis PORT: until SIGTERM, a thread for each way to wait sets and gets random values at a
+Redis, and compares them. At the end it says how many.
 """
 import os
 import random
@@ -68,18 +70,22 @@ def until_readable(how, connection):
         raise TimeoutError(f"{how} has waited for 20 s")
 
 
+def receive(how, connection, size):
+    got = bytearray()
+    while len(got) < size:
+        until_readable(how, connection)
+        part = connection.recv(size - len(got))
+        if not part:
+            raise EOFError(f"{how}: the end after {len(got)} of {size} bytes")
+        got += part
+    return bytes(got)
+
+
 def exchange(how, connection, size):
     """Sends so much, and compares what comes back with it."""
     sent = random.randbytes(size)
     connection.sendall(sent)
-    got = bytearray()
-    while len(got) < size:
-        until_readable(how, connection)
-        part = connection.recv(65536)
-        if not part:
-            raise EOFError(f"{how}: the end after {len(got)} of {size} bytes")
-        got += part
-    if got != sent:
+    if receive(how, connection, size) != sent:
         raise ValueError(f"{how}: other bytes have come back")
     return size
 
@@ -98,7 +104,32 @@ def use(how, port, moved):
             moved[0] += sum(exchange(how, connection, 64) for _ in range(random.choice([1, 30])))
 
 
-def client(port):
+def set_and_get(how, connection, key):
+    """The value is new each time, so that an older one is a wrong one."""
+    value = random.randbytes(random.choice([1, 64, 3000, 40_000]))
+    words = [b"SET", key, value]
+    connection.sendall(b"*3\r\n" + b"".join(b"$%d\r\n%s\r\n" % (len(word), word) for word in words))
+    if (said := receive(how, connection, 5)) != b"+OK\r\n":
+        raise ValueError(f"{how}: SET: {said!r}")
+    connection.sendall(b"*2\r\n$3\r\nGET\r\n$%d\r\n%s\r\n" % (len(key), key))
+    expected = b"$%d\r\n%s\r\n" % (len(value), value)
+    if receive(how, connection, len(expected)) != expected:
+        raise ValueError(f"{how}: GET: not the value that was set")
+
+
+def redis(how, port, moved):
+    """On a connection that stays, and on one that is made anew all the time."""
+    with socket.create_connection(("127.0.0.1", port), 20) as stays:
+        while not STOP.is_set():
+            with socket.create_connection(("127.0.0.1", port), 20) as connection:
+                for _ in range(100):
+                    set_and_get(how, connection, b"new-" + how.encode())
+                    set_and_get(how, stays, b"stays-" + how.encode())
+                    moved[0] += 2
+            moved[1] += 1
+
+
+def client(port, use=use, count=2, what="bytes"):
     failed = []
     signal.signal(signal.SIGTERM, lambda *_: STOP.set())
 
@@ -110,7 +141,7 @@ def client(port):
             STOP.set()
 
     threads = []
-    for how in ["recv", "poll", "select", "epoll"] * 2:
+    for how in ["recv", "poll", "select", "epoll"] * count:
         MOVED.append([0, 0])
         threads.append(threading.Thread(target=run, args=(how, MOVED[-1]), daemon=True))
     for thread in threads:
@@ -122,7 +153,7 @@ def client(port):
         if thread.is_alive():
             failed.append("a thread hangs")
     print(*failed, sep="\n", end="\n" if failed else "")
-    print(f"{sum(m[0] for m in MOVED)} bytes, {sum(m[1] for m in MOVED)} connections", flush=True)
+    print(f"{sum(m[0] for m in MOVED)} {what}, {sum(m[1] for m in MOVED)} connections", flush=True)
     os._exit(1 if failed else 0)
 
 
@@ -145,4 +176,6 @@ if __name__ == "__main__":
         serve(int(sys.argv[2]))
     if sys.argv[1] == "idle":
         sys.exit(idle(*map(int, sys.argv[2:])))
+    if sys.argv[1] == "redis":
+        client(int(sys.argv[2]), redis, 1, "values")
     client(int(sys.argv[2]))
