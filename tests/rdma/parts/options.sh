@@ -17,3 +17,7 @@ for kind in rxe siw; do
 $(grep -v ' ok$' <<<"$OUT")
 $ERR"; fi
 done
+LIMIT=600 rig one --device rxe --memory 700 "python3 -B /rig/tree/tests/apps/live_app.py rdma 10.0.0.1 2>&1"
+if [ "$STATUS" = 0 ]; then ok options-live "$(grep -c ' ok$' <<<"$OUT") options"; else fail options-live "status $STATUS
+$(grep -v ' ok$' <<<"$OUT")
+$ERR"; fi
