@@ -74,8 +74,8 @@ print(*[t["state"] for t in json.load(sys.stdin) if t["pid"] == '"$SERVER"'])')"
   same $kind-by-peer 8 "$(ask 'len(c)' -p "$CLIENT" --peer 127.0.0.0/8)"
   same $kind-by-event "{'reason'}" "$(ask 'set(sum(map(names, c), []))' -p "$CLIENT" --event reason)"
   same $kind-last 3 "$(ask 'max(len(x["events"]) for x in c)' -p "$CLIENT" --last 3)"
-  check $kind-export python3 -c 'import json, sys; assert len(json.load(sys.stdin)["traceEvents"]) > 20' \
-    < <("${TRACE[@]}" export -p "$CLIENT")
+  "${TRACE[@]}" export -p "$SERVER" >"$TMP/exported"; "${TRACE[@]}" show --json -p "$SERVER" >"$TMP/shown"
+  check $kind-export python3 "$here/trace_chrome.py" "$TMP/exported" "$TMP/shown"
   check $kind-histogram grep -q 'doorbell to wake' <("${TRACE[@]}" histogram)
   says=$("${TRACE[@]}" show -p "$CLIENT" --event promotd 2>&1)
   same $kind-no-such-event "2 yes" "$? $(grep -q 'promotd: not an event; valid: .*promoted' <<<"$says" && echo yes)"
