@@ -53,6 +53,24 @@ if ! command -v prometheus >/dev/null; then skip prometheus "no prometheus"; els
       [ "$(grep -o '"health":"ok"' "$TMP/rules" | wc -l)" = "$(grep -c 'alert:' "$rules")" ]
   }
   if wait_for 30 rules_hold; then ok rules; else fail rules "$(cat "$TMP/rules")"; fi
+  # What each panel of the dashboard asks, with its variables as Grafana has them: it is understood,
+  # and has an answer.
+  panels=$here/../../packaging/grafana/netacc.json
+  asked() {
+    curl -sS -m 20 -G "http://127.0.0.1:$prometheus/api/v1/query" --data-urlencode "query=$1" >"$TMP/answer" &&
+      grep -q '"status":"success"' "$TMP/answer" && grep -q '"value":' "$TMP/answer"
+  }
+  count=0
+  while IFS=$'\t' read -r title expression; do
+    count=$((count + 1))
+    wait_for 20 asked "$expression" || fail "panel-$count" "$title: $expression"$'\n'"$(cat "$TMP/answer")"
+  done < <(python3 -c '
+import json, sys
+for panel in json.load(open(sys.argv[1]))["panels"]:
+    for target in panel.get("targets", []):
+        said = target["expr"].replace("$__rate_interval", "10s").replace("$instance", ".*").replace("$program", ".*")
+        print(panel["title"], said, sep="\t")' "$panels")
+  if [ "$count" -ge 10 ]; then ok panels "$count"; else fail panels "$count"; fi
 fi
 
 browser=
