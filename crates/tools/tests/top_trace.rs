@@ -211,6 +211,56 @@ fn where_there_are_no_events_it_says_why() {
     }
 }
 
+/// Words that mean nothing in place of one that did, in the head, in a ring and anywhere.
+fn spoil(memory: &Memory, state: &mut u64) {
+    let mut next = |bound: usize| {
+        *state ^= *state << 13;
+        *state ^= *state >> 7;
+        *state ^= *state << 17;
+        (*state % bound as u64) as usize
+    };
+    let ring = HEADER_BYTES + RING_BYTES;
+    for (from, bytes) in [(8, 136), (ring, RING_HEAD_BYTES), (0, ring + RING_BYTES)] {
+        for _ in 0..4 {
+            let (at, word) = (from + next(bytes / 4) * 4, [0, usize::MAX, next(usize::MAX)]);
+            memory.words(&[(at, word[next(3)] as u32)]);
+        }
+    }
+    memory.0.set_len([HEADER_BYTES + 3 * RING_BYTES, next(ring)][next(4) / 3] as u64).unwrap();
+}
+
+#[test]
+fn a_trace_that_is_spoilt_while_it_is_shown_does_no_harm() {
+    let _alone = alone();
+    let _statistics = statistics("1");
+    let traced = traced();
+    let events: Vec<(Event, u64)> = (0..60).map(|fds| (Event::SleepInPoll, 1000 + fds)).collect();
+    ring(&traced, 1, State::Open, 40000, &events);
+    let mut whole = vec![0; HEADER_BYTES + 3 * RING_BYTES];
+    traced.0.read_exact_at(&mut whole, 0).unwrap();
+    let mut top = top(80);
+    top.shows(&["sleep-in-pollfds1059"]);
+    let mut state = 0x9e37_79b9_7f4a_7c15;
+    for round in 0..12 {
+        for _ in 0..5 {
+            spoil(&traced, &mut state);
+            std::thread::sleep(std::time::Duration::from_millis(25));
+        }
+        top.press("\u{1b}[A\u{1b}[5~");
+        // And it finds its way back.
+        let events: Vec<(Event, u64)> =
+            (0..60).map(|fds| (Event::SleepInPoll, 2000 + 100 * round + fds)).collect();
+        traced.0.set_len(whole.len() as u64).unwrap();
+        traced.put(0, &whole);
+        ring(&traced, 1, State::Open, 40000, &events);
+        top.press("\u{1b}[F");
+        top.redraws(90, &format!("{}", 2059 + 100 * round));
+    }
+    top.press("q");
+    assert_eq!(top.ended().code(), Some(0), "{}", top.text());
+    assert!(top.has_restored(), "{}", top.text());
+}
+
 /// Another ring has the times of that one: a single one, of so many microseconds.
 fn times(memory: &Memory, [ring, place]: [usize; 2], microseconds: u64) {
     use trace::{BUCKETS, Latencies};
