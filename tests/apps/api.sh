@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # What a program is told that includes netacc.h, and what its threads may say: with the library and
-# without it, on shared memory and on TCP. (On RDMA: tests/rdma/run.) The same binary each time,
-# linked to nothing.
+# without it, on shared memory and on TCP. (On RDMA: tests/rdma/parts/api.sh.) The same binary each
+# time, linked to nothing.
 . "$(dirname "$0")/lib.sh"
 need_library
 command -v cc >/dev/null || { skip all "no cc"; finish; exit; }

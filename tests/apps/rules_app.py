@@ -5,6 +5,8 @@ rules_app.py client ADDRESS PORT: goes to and fro until the library has decided;
 With LOSES in the environment the file of the rules is gone when their first connection begins, as
 in a chroot: the server has listened before that, the client has set its user.
 Both end when a line comes from standard input: what they are can be looked at until then.
+With SEARCHES in the environment it goes on for a minute while nobody with the library is found at
+the other end: between hosts that is looked for again and again.
 With WAITS in the environment (recv, poll or epoll) the client waits by that call, and goes on with
 its pings until then.
 """
@@ -16,7 +18,9 @@ import sys
 import time
 
 LEVEL, INFO, LENGTH = 0x6E61, 1, 312
-UNDECIDED = ("not-started", "negotiating", "agreed")
+UNDECIDED = ["not-started", "negotiating", "agreed"]
+if "SEARCHES" in os.environ:
+    UNDECIDED += ["listener-without-library", "peer-without-library"]
 
 
 def why(connection):
@@ -75,7 +79,7 @@ def client(family, place):
     connection = socket.socket(family)
     connection.connect(place)
     wait = waiter(connection)
-    end = time.monotonic() + 20
+    end = time.monotonic() + (60 if "SEARCHES" in os.environ else 20)
     # (In the end a reason that is a verdict, which may take a moment longer at the other end.)
     while time.monotonic() < end and why(connection).split()[-1] in (*UNDECIDED, "way"):
         ping(connection, wait)
