@@ -7,6 +7,8 @@
 //! NETACC_BLESS=1 cargo test -p netacc-tools --test completions
 //! ```
 
+mod support;
+
 use clap::{Arg, Command as Line};
 use clap_complete::{Shell, generate};
 use netacc_tools::commands::netacc_command;
@@ -232,7 +234,7 @@ fn the_shells_take_them() {
         let program = shell.to_string();
         let checked = Command::new(&program).arg("-n").arg(directory().join(name)).output();
         match checked {
-            Err(_) => eprintln!("skipped: no {program}"),
+            Err(_) => support::skip(format_args!("no {program}")),
             Ok(output) => assert!(output.status.success(), "{name}: {output:?}"),
         }
     }

@@ -531,13 +531,13 @@ fn a_capture_waits_for_a_segment_that_is_being_made() {
 fn about_processes_of_other_users_and_namespaces() {
     let _one = ONE.lock().unwrap_or_else(PoisonError::into_inner);
     if !rustix::process::geteuid().is_root() {
-        eprintln!("skipped: needs root to become somebody else");
+        support::skip("needs root to become somebody else");
         return;
     }
     let mut tools = Tools::new();
     let command = ["unshare", "--pid", "--mount", "--net", "--ipc", "--uts", "--fork"];
     match Process::new(&command, Some(1)) {
-        None => eprintln!("skipped: no namespaces here"),
+        None => support::skip("no namespaces here"),
         Some(process) => {
             let all = tools.about("in namespaces of its own", process.pid);
             says(&all, "netacc_ss -s all", "(sleep)");

@@ -7,6 +7,8 @@
 //! NETACC_BLESS=1 cargo test -p netacc-tools --test manual
 //! ```
 
+mod support;
+
 use netacc_control::config::{
     Cli, Config, Key, Kind, NO_USERS, PROFILES, SETTINGS, Setting, TakesEffect,
 };
@@ -279,7 +281,7 @@ fn pages_are_good_roff() {
         let file = repository().join("man").join(page);
         let mut groff = Command::new("groff");
         match groff.args(["-man", "-Tutf8", "-ww", "-z"]).arg(&file).output() {
-            Err(_) => eprintln!("skipped: no groff"),
+            Err(_) => support::skip("no groff"),
             Ok(output) => {
                 let warnings = String::from_utf8_lossy(&output.stderr);
                 assert!(output.status.success() && warnings.is_empty(), "{page}: {warnings}");

@@ -68,7 +68,7 @@ fn checked_by_promtool(arguments: &[&str], input: &str) {
     let mut command = Command::new("promtool");
     command.args(arguments).current_dir(directory).stdin(Stdio::piped()).stdout(Stdio::piped());
     let Ok(mut child) = command.stderr(Stdio::piped()).spawn() else {
-        eprintln!("skipped: no promtool");
+        support::skip("no promtool");
         return;
     };
     child.stdin.take().unwrap().write_all(input.as_bytes()).unwrap();
@@ -282,7 +282,7 @@ fn strangers_and_nonsense_are_turned_away() {
 #[test]
 fn another_user_is_not_answered_unless_named() {
     if !rustix::process::geteuid().is_root() {
-        eprintln!("skipped: not root");
+        support::skip("not root");
         return;
     }
     let asked = |server: &Server, says: &str| {

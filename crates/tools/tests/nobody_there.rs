@@ -1,5 +1,7 @@
 //! What is asked of all processes and reaches none: done is not what it was.
 
+mod support;
+
 use std::process::{Command, Output};
 
 /// `netacc` with these words, among no other processes and no traces; `None` where there can be no
@@ -12,7 +14,7 @@ fn alone(words: &str) -> Option<Output> {
     let ran = command.env("NACC_LOG_PATH", "").output().ok()?;
     let is_there = ran.status.code() != Some(77) && !ran.stderr.starts_with(b"unshare: ");
     if !is_there {
-        eprintln!("skipped: no namespaces: {}", String::from_utf8_lossy(&ran.stderr));
+        support::skip(format_args!("no namespaces: {}", String::from_utf8_lossy(&ran.stderr)));
     }
     is_there.then_some(ran)
 }

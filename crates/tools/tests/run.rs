@@ -196,7 +196,7 @@ fn a_log_where_there_is_no_room_is_named() {
             "netacc_run: warning: the log /mnt/log cannot be written: /mnt: its file system";
         assert!(ran.err.starts_with(start), "{}", ran.err);
     } else {
-        eprintln!("skipped: no mounts of its own: {}", ran.err);
+        support::skip(format_args!("no mounts of its own: {}", ran.err));
     }
 }
 
@@ -398,7 +398,7 @@ fn static_programs() {
     let library = scratch.library();
     for flags in [&["-static"][..], &["-static-pie"]] {
         let Some(program) = scratch.compile("static", HELLO, flags) else {
-            eprintln!("skipped: no static libc");
+            support::skip("no static libc");
             continue;
         };
         let warning = warned(&library, &program, "it is statically linked");
@@ -476,7 +476,7 @@ fn scripts_are_followed_to_their_interpreter() {
     let scratch = Scratch::new();
     let library = scratch.library();
     let Some(program) = scratch.compile("interpreter", HELLO, &["-static"]) else {
-        eprintln!("skipped: no static libc");
+        support::skip("no static libc");
         return;
     };
     let direct = format!("#!{} -x\n", program.display());
@@ -502,7 +502,7 @@ fn scripts_are_followed_to_their_interpreter() {
 #[test]
 fn privileged_programs() {
     if !geteuid().is_root() {
-        eprintln!("skipped: needs root to make a set-uid program of another user");
+        support::skip("needs root to make a set-uid program of another user");
         return;
     }
     let scratch = Scratch::new();

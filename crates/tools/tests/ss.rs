@@ -395,7 +395,7 @@ fn processes_of_other_users() {
     use std::os::unix::process::CommandExt;
     let _alone = alone();
     if !rustix::process::geteuid().is_root() {
-        eprintln!("skipped: needs root to become somebody else");
+        support::skip("needs root to become somebody else");
         return;
     }
     let _segment = Segment::filled(std::process::id());

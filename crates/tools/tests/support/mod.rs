@@ -7,12 +7,23 @@ pub mod terminal;
 pub mod top;
 pub mod trace;
 
+use std::fmt::Display;
 use std::fs;
+use std::io::Write;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
+
+/// This test, or a part of it, cannot be made here. Past what cargo keeps to itself of tests that
+/// have passed: `tests/run-all` counts it as skipped, and shows why.
+pub fn skip(why: impl Display) {
+    let thread = std::thread::current();
+    let why = why.to_string().split_whitespace().collect::<Vec<_>>().join(" ");
+    let line = format!("test {} ... skipped ({why})\n", thread.name().unwrap_or("?"));
+    std::io::stderr().write_all(line.as_bytes()).unwrap();
+}
 
 /// A directory that goes away with the test. One at a time: a file that one thread is writing while
 /// another forks cannot be executed for a moment (ETXTBSY).
