@@ -76,15 +76,8 @@ pub fn exec_failed() {
     held(crate::lifecycle::exec_failed)
 }
 /// As [`before_exec`], where the calling process goes on (`posix_spawn`, `system`, `popen`).
-/// `by_actions`: there may be file actions.
-pub fn before_spawn(by_actions: bool) {
-    held(|| crate::lifecycle::before_spawn(by_actions))
-}
-/// `fd` is added to file actions of posix_spawn's, to be duplicated: what stands there, and what
-/// will by the time of the spawn.
-pub fn in_file_actions(fd: c_int) {
-    crate::lifecycle::in_file_actions(fd);
-    need_kernel(fd, netacc_control::stats::Reason::InheritedByExec);
+pub fn before_spawn() {
+    held(crate::lifecycle::before_spawn)
 }
 /// Whether the calling process is a child that shares its memory with its parent (vfork): its
 /// `close` and `dup2` are none of the parent's.

@@ -19,7 +19,7 @@ mod before_exec;
 mod exit;
 mod fork;
 
-pub(crate) use before_exec::{before_exec, before_spawn, exec_failed, in_file_actions};
+pub(crate) use before_exec::{before_exec, before_spawn, exec_failed};
 pub(crate) use exit::{at_exit, before_daemon, before_end};
 pub(crate) use fork::{fork_child, fork_parent, fork_prepare};
 

@@ -132,52 +132,29 @@ pub fn exec(path: &str, args: &[&str], keep_preload: bool) -> E {
 
 /// `posix_spawn` of a program that gets `close` fds closed by file actions, stdout on `out`.
 pub fn spawn(path: &str, args: &[&str], close: &[Fd], out: Fd) -> Result<libc::pid_t, E> {
-    let mut actions = FileActions::new();
+    let program = CString::new(path).unwrap_or_default();
+    let (_strings, argv) = c_strings(args);
+    let env: Vec<String> = std::env::vars().map(|(k, v)| format!("{k}={v}")).collect();
+    let env: Vec<&str> = env.iter().map(String::as_str).collect();
+    let (_env_strings, envp) = c_strings(&env);
+    // SAFETY: posix_spawn_file_actions_init initialises it below.
+    let mut actions: libc::posix_spawn_file_actions_t = unsafe { zeroed() };
+    let _ = call!(libc::posix_spawn_file_actions_init(&mut actions));
     for &fd in close {
-        let _ = call!(libc::posix_spawn_file_actions_addclose(&mut actions.0, fd));
+        let _ = call!(libc::posix_spawn_file_actions_addclose(&mut actions, fd));
     }
-    actions.dup2(out, 1);
-    actions.spawn(path, args)
-}
-
-/// File actions of `posix_spawn`.
-pub struct FileActions(libc::posix_spawn_file_actions_t);
-
-impl FileActions {
-    pub fn new() -> FileActions {
-        // SAFETY: posix_spawn_file_actions_init initialises it below.
-        let mut actions: libc::posix_spawn_file_actions_t = unsafe { zeroed() };
-        let _ = call!(libc::posix_spawn_file_actions_init(&mut actions));
-        FileActions(actions)
-    }
-
-    pub fn dup2(&mut self, fd: Fd, to: Fd) {
-        let _ = call!(libc::posix_spawn_file_actions_adddup2(&mut self.0, fd, to));
-    }
-
-    pub fn spawn(&self, path: &str, args: &[&str]) -> Result<libc::pid_t, E> {
-        let program = CString::new(path).unwrap_or_default();
-        let (_strings, argv) = c_strings(args);
-        let env: Vec<String> = std::env::vars().map(|(k, v)| format!("{k}={v}")).collect();
-        let env: Vec<&str> = env.iter().map(String::as_str).collect();
-        let (_env_strings, envp) = c_strings(&env);
-        let mut pid = 0;
-        let rc = call!(libc::posix_spawn(
-            &mut pid,
-            program.as_ptr(),
-            &self.0,
-            null(),
-            argv.as_ptr().cast(),
-            envp.as_ptr().cast()
-        ))?;
-        if rc == 0 { Ok(pid) } else { Err(E(rc as i32)) }
-    }
-}
-
-impl Drop for FileActions {
-    fn drop(&mut self) {
-        let _ = call!(libc::posix_spawn_file_actions_destroy(&mut self.0));
-    }
+    let _ = call!(libc::posix_spawn_file_actions_adddup2(&mut actions, out, 1));
+    let mut pid = 0;
+    let rc = call!(libc::posix_spawn(
+        &mut pid,
+        program.as_ptr(),
+        &actions,
+        null(),
+        argv.as_ptr().cast(),
+        envp.as_ptr().cast()
+    ))?;
+    let _ = call!(libc::posix_spawn_file_actions_destroy(&mut actions));
+    if rc == 0 { Ok(pid) } else { Err(E(rc as i32)) }
 }
 
 /// A vfork child closes `close` and dup2()s `from` over `over`.

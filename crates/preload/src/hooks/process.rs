@@ -8,6 +8,7 @@
 use super::{fd, stdio};
 use crate::init;
 use libc::{FILE, c_char, c_int, c_void, pid_t};
+use netacc_control::stats::Reason;
 use netacc_core::api::{self, Program};
 
 type Arguments = *const *const c_char;
@@ -72,14 +73,11 @@ macro_rules! starts_program {
 }
 
 // This process goes on.
-starts_program! { before_spawn_by_actions:
+starts_program! { api::before_spawn:
     /// `posix_spawn(3)`: the child runs inside libc.
     posix_spawn(pid: *mut pid_t, path: *const c_char, actions: *const c_void, attributes: *const c_void, arguments: Arguments, environment: Arguments);
     /// `posix_spawnp(3)`.
     posix_spawnp(pid: *mut pid_t, file: *const c_char, actions: *const c_void, attributes: *const c_void, arguments: Arguments, environment: Arguments);
-}
-
-starts_program! { before_spawn:
     /// `system(3)`: spawns inside libc.
     system(command: *const c_char);
     /// `wordexp(3)`: may spawn a shell inside libc.
@@ -88,9 +86,9 @@ starts_program! { before_spawn:
 
 hook! {
     /// `posix_spawn_file_actions_adddup2(3)`: the child will hold the socket even if it is closed
-    /// on exec here, or comes onto that number later.
+    /// on exec here.
     unchecked fn posix_spawn_file_actions_adddup2(actions: *mut c_void, fd: c_int, new: c_int) -> c_int |next| {
-        api::in_file_actions(fd);
+        api::need_kernel(fd, Reason::InheritedByExec);
         next(actions, fd, new)
     }
 }
@@ -101,7 +99,7 @@ macro_rules! popen {
         hook! {
             $(#[$meta])*
             unchecked fn $name(command: *const c_char, mode: *const c_char) -> *mut FILE |next| {
-                before_spawn();
+                api::before_spawn();
                 stdio::opened(next(command, mode))
             }
         }
@@ -147,11 +145,11 @@ watch! {
 
 watch! {
     /// `pidfd_spawn(3)`, since glibc 2.39.
-    fn pidfd_spawn, before_pidfd_spawn
+    fn pidfd_spawn, before_spawn
 }
 watch! {
     /// `pidfd_spawnp(3)`, since glibc 2.39.
-    fn pidfd_spawnp, before_pidfd_spawn
+    fn pidfd_spawnp, before_spawn
 }
 
 watch! {
@@ -171,16 +169,8 @@ fn before_end(_first: usize) {
     api::before_end();
 }
 
-fn before_spawn() {
-    api::before_spawn(false);
-}
-
-fn before_spawn_by_actions() {
-    api::before_spawn(true);
-}
-
-fn before_pidfd_spawn(_first: usize) {
-    before_spawn_by_actions();
+fn before_spawn(_first: usize) {
+    api::before_spawn();
 }
 
 pub(super) fn before_vfork(_first: usize) {

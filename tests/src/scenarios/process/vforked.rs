@@ -25,7 +25,7 @@ pub(super) fn list() -> Vec<Scenario> {
                     t.log("cloexec", sys::fcntl(*fd, libc::F_SETFD, libc::FD_CLOEXEC));
                 }
                 for (fd, way) in fds.into_iter().zip(WAYS) {
-                    answered_by_shell(t, fd, &mut |script, out| {
+                    answered_by_shell(t, fd, &|script, out| {
                         sys::vfork_child_shell(script, out, &|| way(fd))
                     });
                     t.went_back(fd, "inherited-by-exec");
@@ -33,28 +33,6 @@ pub(super) fn list() -> Vec<Scenario> {
                 }
             },
             |t| t.clients(WAYS.len()).into_iter().for_each(|fd| asks_shell(t, fd)),
-        )
-        .demoted(),
-        pair(
-            "process/spawn-by-earlier-actions",
-            "file actions of posix_spawn that name a number before the connection has it, which is close-on-exec: the program has it whole",
-            |t| {
-                let mut actions = sys::FileActions::new();
-                let next = [sys::dup(0).expect("dup"), sys::dup(0).expect("dup")];
-                let _ = next.map(sys::close);
-                actions.dup2(next[1], GIVEN);
-                // (The first is the listener's.)
-                let fd = t.server();
-                t.log("foreseen", fd == next[1]);
-                t.log("cloexec", sys::fcntl(fd, libc::F_SETFD, libc::FD_CLOEXEC));
-                answered_by_shell(t, fd, &mut |script, out| {
-                    actions.dup2(out, 1);
-                    actions.spawn("/bin/sh", &["sh", "-c", script])
-                });
-                t.went_back(fd, "inherited-by-exec");
-                t.log("close", sys::close(fd));
-            },
-            |t| asks_shell(t, t.client()),
         )
         .demoted(),
         pair(
@@ -130,11 +108,7 @@ pub(super) fn list() -> Vec<Scenario> {
 }
 
 /// A shell has the connection under [`GIVEN`]: says a word there, and shows what comes.
-fn answered_by_shell(
-    t: &Ctx,
-    fd: Fd,
-    start: &mut dyn FnMut(&str, Fd) -> Result<libc::pid_t, sys::E>,
-) {
+fn answered_by_shell(t: &Ctx, fd: Fd, start: &dyn Fn(&str, Fd) -> Result<libc::pid_t, sys::E>) {
     t.tell("send");
     await_bytes(fd, BEFORE.len());
     let [from, to] = sys::pipe();
