@@ -99,27 +99,20 @@ pub(crate) fn counts_names(s: &Socket) -> bool {
     !(COUNTED_OUT.load(Relaxed) && s.needs_maker())
 }
 
-/// The connections that this process has inherited, and that only their maker can serve: their
-/// names are counted out, or (`back`) in again. They stay in the table, as code behind the end may
-/// use them. By exec those alone that close on it.
-fn count_of_makers(by_exec: bool, back: bool) {
-    if COUNTED_OUT.swap(!back, Relaxed) != back {
+/// This process ends: the connections that it has inherited, and that only their maker can serve,
+/// have its names no more. They stay in the table, as code behind the end may use them. (Not by
+/// exec: that may fail, and not each call of libc's says so.)
+fn count_of_makers() {
+    if COUNTED_OUT.swap(true, Relaxed) {
         return;
     }
-    fd_table::for_each(|fd, entry| {
+    fd_table::for_each(|_, entry| {
         let Entry::Socket(s, g) = entry else { return };
         // (A candidate: `before_leaving`.)
-        let served = s.needs_maker() && !matches!(s.state.now(), State::Candidate | State::Left);
-        if served && !(by_exec && sys::fcntl(fd, libc::F_GETFD, 0) & libc::FD_CLOEXEC as isize == 0)
-        {
-            let _ = s.count_names(g, |n| if back { n + 1 } else { n.saturating_sub(1) });
+        if s.needs_maker() && !matches!(s.state.now(), State::Candidate | State::Left) {
+            let _ = s.count_names(g, |n| n.saturating_sub(1));
         }
     });
-}
-
-/// The exec has failed, and this process goes on.
-pub(crate) fn goes_on() {
-    count_of_makers(true, true);
 }
 
 /// This process ends, or becomes a program that does not have what closes on exec. What it
@@ -129,7 +122,9 @@ pub(crate) fn before_leaving(by_exec: bool) {
     if !INHERITS.load(Relaxed) {
         return;
     }
-    count_of_makers(by_exec, false);
+    if !by_exec {
+        count_of_makers();
+    }
     fd_table::for_each(|fd, entry| {
         let Entry::Socket(s, g) = entry else { return };
         let unused = s.is_inherited() && matches!(s.state.now(), State::Candidate | State::Left);

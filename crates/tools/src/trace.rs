@@ -327,6 +327,17 @@ fn files() -> Vec<Trace> {
     traces.filter(|trace| me == 0 || trace.uid == me).collect()
 }
 
+/// Whether a name is one that the library gives: when its process began the trace, and its number.
+/// (A copy that somebody keeps beside it has another.)
+fn is_librarys(path: &Path) -> bool {
+    let name = path.file_name().map(|name| name.to_string_lossy()).unwrap_or_default();
+    let rest = name.strip_prefix(NAME).and_then(|rest| rest.strip_prefix('.'));
+    rest.and_then(|rest| rest.split_once('.')).is_some_and(|(began, pid)| {
+        let is_hex = |c: char| c.is_ascii_digit() || ('a'..='f').contains(&c);
+        began.len() == 16 && began.chars().all(is_hex) && pid.parse::<u32>().is_ok()
+    })
+}
+
 /// What was taken away.
 #[derive(Debug, Default)]
 pub struct Cleared {
@@ -343,7 +354,7 @@ pub struct Cleared {
 /// name that was there: it has the moment at which its process began the trace.)
 pub fn clear() -> Cleared {
     let mut cleared = Cleared::default();
-    for trace in files().into_iter().filter(|trace| !trace.is_live) {
+    for trace in files().into_iter().filter(|trace| !trace.is_live && is_librarys(&trace.path)) {
         match fs::remove_file(&trace.path) {
             Ok(()) => {
                 cleared.traces += 1;

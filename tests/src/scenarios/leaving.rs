@@ -342,6 +342,34 @@ pub fn list() -> Vec<Scenario> {
         )
         .demoted(),
         pair(
+            "leaving/passed-with-more-than-has-room",
+            "a server with more unread than the kernel takes at once passes the connection on and closes it: whoever gets it reads all, and its answer arrives",
+            |t| {
+                let [to, from] = sys::socketpair(libc::SOCK_STREAM).expect("socketpair");
+                let worker = t.child(|t| {
+                    let fd = sys::recv_fds(from).expect("recvmsg").1[0];
+                    // Behind its maker's close.
+                    sys::read(from, &mut [0; 2]).expect("read");
+                    t.drain(fd, 9, MANY);
+                    send_all(fd, b"answer");
+                    format!("{:?}", sys::close(fd))
+                });
+                let fd = t.server();
+                await_bytes(fd, SOME);
+                t.log("pass", sys::send_fds(to, b"fd", &[fd]));
+                t.log("close", sys::close(fd));
+                sys::write(to, b"go").expect("write");
+                t.log("worker", worker.join());
+            },
+            |t| {
+                let fd = t.client();
+                t.pour(fd, 9, MANY);
+                t.log_text("answer", &recv_exact(fd, 6));
+                t.log("end", sys::recv(fd, &mut [0; 1], 0));
+            },
+        )
+        .demoted(),
+        pair(
             "leaving/print-behind-what-goes-again",
             "stdio prints on a socket while bytes of before still go out again, where there is little room: it comes behind them",
             |t| {

@@ -352,7 +352,6 @@ pub(crate) fn family_ended(s: &Socket, fd: c_int, idle: bool) {
 
 /// The exec has failed: this process goes on, with what it has handed over.
 pub(crate) fn failed() {
-    super::goes_on();
     fd_table::for_each(|fd, entry| {
         let Entry::Socket(s, _) = entry else { return };
         if s.is_inherited() || !s.has(flag::HANDED) {

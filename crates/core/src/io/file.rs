@@ -289,6 +289,9 @@ fn in_carrier(on: Named, source: c_int, nonblocking: bool, call: impl Fn(c_int) 
     loop {
         renew(s, &mut fd);
         let waits = may_wait(s, fd);
+        if waits && nonblocking && sys::poll_now(source, libc::POLLIN) == 0 {
+            return EAGAIN;
+        }
         if s.is_inherited() || s.path().leaves_by_agent() {
             let why = if s.is_inherited() { Reason::InheritedByFork } else { Reason::Splice };
             let flags = if nonblocking && !waits { libc::MSG_DONTWAIT } else { 0 };
@@ -300,6 +303,12 @@ fn in_carrier(on: Named, source: c_int, nonblocking: bool, call: impl Fn(c_int) 
                 Err(NotHeld::Reentrant) => return EAGAIN,
                 Err(NotHeld::Changed) => return PASS,
             };
+            // (Under the lock a close gives it away no more.)
+            let asked = fd;
+            renew(s, &mut fd);
+            if fd != asked {
+                continue;
+            }
             if is_reset(s, fd) {
                 return send_broken(s, 0);
             }

@@ -20,6 +20,7 @@ pub(super) use halves::freeze;
 use netacc_control::stats::Reason;
 use netacc_proto::lives::{Event as Happens, State as Life};
 use netacc_proto::switchover::Action;
+pub(super) use send_buffer::SendBuffer;
 use within_host::LeaveCall;
 
 pub(crate) mod between_hosts;
@@ -44,6 +45,9 @@ pub(super) const NOTHING_COMES_NS: u64 = 10_000_000_000;
 /// However much comes of it, no longer than this is waited: it is read from words of the peer's,
 /// which it may change for ever.
 pub(super) const LONGEST_NS: u64 = 60_000_000_000;
+
+/// Whose time began before it was looked at has so long from then on.
+pub(super) const AT_LEAST_NS: u64 = 100_000_000;
 
 /// Which of them it is: without an answer unread bytes could not be read for a while, or the call
 /// would fail.

@@ -153,7 +153,7 @@ pub(crate) unsafe fn recvmmsg(
         let header = unsafe { &raw mut (*m).msg_hdr };
         // SAFETY: the caller's msghdr.
         let mut r = unsafe { recvmsg(fd, header, flags & !libc::MSG_WAITFORONE) };
-        if r == PASS && received > 0 {
+        if r == PASS && received > 0 && flags & (libc::MSG_ERRQUEUE | libc::MSG_OOB) == 0 {
             // It is the kernel's by now, which would tell an error that is the next call's.
             r = match await_bytes(fd, deadline_of(fd, flags)) {
                 0 => PASS,

@@ -3,28 +3,25 @@
 use super::ends::{hold_rx, hold_tx, reads_ring_first};
 use super::kept::give_up_listener;
 use super::leave::{
-    LONGEST_NS, NOTHING_COMES_NS, begin_way_back, break_off, to_kernel, to_kernel_to_send,
+    AT_LEAST_NS, LONGEST_NS, NOTHING_COMES_NS, SendBuffer, begin_way_back, break_off, to_kernel,
+    to_kernel_to_send,
 };
+use super::waits::renew;
 use crate::fd_table::Entry;
 use crate::sets::sets;
 use crate::socket::{Named, Socket, State, flag};
 use crate::{adoption, carrier, fast_connect, fd_table, process, sys};
 use core::ffi::c_int;
+use core::sync::atomic::Ordering::*;
 use netacc_control::stats::Reason;
-use netacc_proto::switchover::{Tx, TxState};
+use netacc_proto::switchover::TxState;
 
 /// A descriptor is used in a way that only the kernel can serve, for good: see
 /// [`crate::api::need_kernel`].
 pub(crate) fn need_kernel(fd: c_int, why: Reason) {
     // Where somebody is about to read who cannot read a ring.
     let strict = leaves_sight(why) && why != Reason::IoUring;
-    give_to_kernel(fd, why, |s, g| {
-        if strict {
-            to_kernel_to_receive(s, g, fd, why);
-        } else {
-            let _ = to_kernel(s, g, fd, why, false);
-        }
-    });
+    give_to_kernel(fd, why, |s, g| _ = to_kernel(s, g, fd, why, strict));
 }
 
 /// The same where somebody may send past us, too.
@@ -41,63 +38,61 @@ fn both_ways(Named { s, g, fd }: Named, why: Reason, since: u64) {
     if s.path().leaves_by_agent() {
         to_kernel_to_send(Named { s, g, fd }, why, since);
     } else {
-        await_sent_again(Named { s, g, fd }, why);
+        await_sent_again(Named { s, g, fd }, why, since);
     }
 }
 
 /// The same where somebody only sends past us: what is unread in a ring is received by ordinary
 /// calls.
 pub(crate) fn need_kernel_to_send(fd: c_int, why: Reason) {
+    let since = sys::now_ns();
     give_to_kernel(fd, why, |s, g| {
         if s.is(State::Attached) && s.path().leaves_by_agent() {
-            to_kernel_to_send(Named { s, g, fd }, why, sys::now_ns());
+            to_kernel_to_send(Named { s, g, fd }, why, since);
         } else if !to_kernel(s, g, fd, why, false) {
-            await_sent_again(Named { s, g, fd }, why);
+            await_sent_again(Named { s, g, fd }, why, since);
         }
     });
 }
 
 /// Within the host: what goes again over the carrier comes before any byte that somebody sends past
-/// us.
-fn await_sent_again(on: Named, why: Reason) {
-    let is_resending = |tx: &Tx| tx.state() == TxState::Resending;
-    let left = |s, g| hold_tx(s, g).ok().map(|h| h.end.switch).filter(is_resending);
-    until(on, why, |s, g| left(s, g).map(|tx| tx.resend().start));
-}
-
-/// Who reads past us finds nothing that comes by a ring. Within the host a receiver that has
-/// frozen, and has no answer, may still get bytes there.
-fn to_kernel_to_receive(s: &'static Socket, g: u16, fd: c_int, why: Reason) {
-    if to_kernel(s, g, fd, why, true) || s.path().leaves_by_agent() {
-        return;
-    }
-    let waits = |s, g| hold_rx(s, g).ok().filter(|h| h.end.switch.wants_pull_back()).map(|_| 0);
-    until(Named { s, g, fd }, why, waits);
-}
-
-/// Takes a connection back until nothing is missing any more: `missing` says how far that has come.
-/// Where nothing comes of it for as long as a strict way back waits, it is broken off.
-fn until(
-    Named { s, g, fd }: Named,
-    why: Reason,
-    missing: impl Fn(&'static Socket, u16) -> Option<u64>,
-) {
-    let began = sys::now_ns();
-    let (mut at, mut since) = (None, began);
-    while s.is(State::Attached)
-        && s.generation16() == g
-        && !s.has(flag::BROKEN_OFF | flag::CORRUPT | flag::RESET)
-    {
-        let Some(left) = missing(s, g) else { return };
-        let now = sys::now_ns();
-        if at.replace(left) != Some(left) {
-            since = now;
-        }
-        if now.saturating_sub(since) > NOTHING_COMES_NS || now.saturating_sub(began) > LONGEST_NS {
-            return break_off(s, fd);
+/// us. Nobody may be reading meanwhile, so it gets room; and where nothing comes of it for as long
+/// as a strict way back waits, the connection is broken off.
+fn await_sent_again(Named { s, g, mut fd }: Named, why: Reason, since: u64) {
+    let patience = sys::now_ns().saturating_add(AT_LEAST_NS);
+    let (mut at, mut changed) = (u64::MAX, since);
+    let mut grown: Option<SendBuffer> = None;
+    while s.is(State::Attached) && s.generation16() == g {
+        let left = {
+            let Ok(tx) = hold_tx(s, g) else { break };
+            renew(s, &mut fd);
+            let is_over = s.has(flag::BROKEN_OFF | flag::CORRUPT | flag::RESET);
+            if is_over || tx.end.switch.state() != TxState::Resending {
+                break;
+            }
+            let now = sys::now_ns();
+            let left = tx.end.switch.resend();
+            let before = core::mem::replace(&mut at, left.start);
+            if before != left.start && before != u64::MAX {
+                changed = now;
+            }
+            let late = now.saturating_sub(changed) > NOTHING_COMES_NS
+                || now.saturating_sub(since) > LONGEST_NS;
+            if late && now > patience {
+                // (Under the lock: who closes takes it before it gives the number away.)
+                break_off(s, fd);
+                break;
+            }
+            left.end.saturating_sub(left.start)
+        };
+        if grown.is_none() {
+            grown = SendBuffer::grown(fd, left);
         }
         let _ = to_kernel(s, g, fd, why, false);
         sys::pause_ns(20_000);
+    }
+    if let Some(grown) = grown {
+        grown.put_back([fd, s.fd.load(Acquire)]);
     }
 }
 
@@ -143,6 +138,10 @@ fn give_to_kernel(fd: c_int, why: Reason, go: impl FnOnce(&'static Socket, u16))
         adoption::passed::lose_track(s, fd);
     }
     go(s, g);
+    if matches!(why, Reason::InheritedByExec | Reason::PassedByScmRights) {
+        // A close here is not the last one: what still comes is somebody else's to read.
+        s.comes_until.store(0, Relaxed);
+    }
 }
 
 /// Of a descriptor that the kernel is to serve for good ([`need_kernel`]) the next bytes are in a
@@ -161,7 +160,7 @@ pub(crate) fn hand_on(fd: c_int, why: Reason) {
         && s.is(State::Attached)
         && has_bytes(s, g)
     {
-        to_kernel_to_receive(s, g, fd, why);
+        let _ = to_kernel(s, g, fd, why, true);
     }
 }
 

@@ -7,6 +7,7 @@ use crate::fd_table::{self, Entry};
 use crate::socket::harmless;
 use crate::{adoption, epoll, fast_connect, io, keeper, process, socket, sys, trace};
 use core::ffi::c_int;
+use core::sync::atomic::Ordering::Relaxed;
 use netacc_control::stats::Reason;
 
 /// This very process becomes the new program, which `heir` says, if it is known.
@@ -59,7 +60,9 @@ fn prepare(heir: impl FnOnce() -> Option<Heir>) {
                 return;
             }
             if !live {
-                // Nothing of it is this library's, but others may go by the marks.
+                // Nothing of it is this library's, but others may go by the marks, and what still
+                // comes is theirs.
+                s.comes_until.store(0, Relaxed);
                 return adoption::passed::lose_track(s, fd);
             }
             if let Some(ask) = ask.take() {

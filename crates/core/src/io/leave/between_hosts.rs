@@ -6,7 +6,9 @@ use super::super::ends::{NotHeld, hold_tx};
 use super::super::waits::interrupted;
 use super::halves::pin;
 use super::send_buffer::SendBuffer;
-use super::{LONGEST_NS, NOTHING_COMES_NS, PULL_BACK_NS, pull_back_patience_ns, throws_away};
+use super::{
+    AT_LEAST_NS, LONGEST_NS, NOTHING_COMES_NS, PULL_BACK_NS, pull_back_patience_ns, throws_away,
+};
 use crate::outcome::Ret;
 use crate::sets::sets;
 use crate::socket::{Named, Socket, State, flag};
@@ -33,10 +35,7 @@ pub(in crate::io) fn to_kernel_between_hosts(
 /// unread may stay in the ring. (A byte on the carrier before that half is there would be taken for
 /// a broken rule, or for the bytes that go again.) `since`: when that began.
 pub(in crate::io) fn to_kernel_to_send(on: Named, why: Reason, since: u64) {
-    // (A forked child does not see its maker's half: it waits for both.)
-    let sends = !on.s.is_inherited();
-    let patience = Patience { sends, ..Patience::strict_since(on.s, since) };
-    let _ = await_thread(on, why, patience);
+    let _ = await_thread(on, why, Patience::to_send(on.s, since));
 }
 
 /// It is to go back, and is waited for later ([`to_kernel_to_send`]).
@@ -76,18 +75,19 @@ impl Patience {
     }
 
     fn strict_since(s: &Socket, since: u64) -> Patience {
+        let least = sys::now_ns().saturating_add(AT_LEAST_NS);
         Patience {
-            until: since.saturating_add(NOTHING_COMES_NS),
-            ends: since.saturating_add(LONGEST_NS),
+            until: since.saturating_add(NOTHING_COMES_NS).max(least),
+            ends: since.saturating_add(LONGEST_NS).max(least),
             strict: true,
             sends: false,
             came_on: s.came_on.load(Acquire),
         }
     }
 
-    #[cfg(test)]
-    pub(crate) fn to_send(s: &'static Socket) -> Patience {
-        Patience { sends: true, ..Patience::strict_since(s, sys::now_ns()) }
+    pub(crate) fn to_send(s: &Socket, since: u64) -> Patience {
+        // (A forked child does not see its maker's half: it waits for both.)
+        Patience { sends: !s.is_inherited(), ..Patience::strict_since(s, since) }
     }
 
     /// How long there is still. Who would break the connection off waits as long as it comes on:

@@ -11,7 +11,7 @@ use core::ffi::c_int;
 const WMEM_MAX: c_int = 212_992;
 
 /// What it is put back to ([`SendBuffer::put_back`]).
-pub(super) struct SendBuffer {
+pub(in crate::io) struct SendBuffer {
     /// The socket's: a number may be another file's by then.
     inode: (u64, u64),
     bytes: c_int,
@@ -25,7 +25,7 @@ impl SendBuffer {
     /// is so large that it could not be put back, or the kernel has no SO_BUF_LOCK (Linux 5.14),
     /// by which it goes on choosing the size itself afterwards.
     #[cold]
-    pub(super) fn grown(fd: c_int, more: u64) -> Option<SendBuffer> {
+    pub(in crate::io) fn grown(fd: c_int, more: u64) -> Option<SendBuffer> {
         let inode = sys::inode(fd)?;
         let lock = get(fd, libc::SO_BUF_LOCK)?;
         // (socket(7): the kernel takes the double of what it is told, and says that.)
@@ -37,7 +37,7 @@ impl SendBuffer {
     }
 
     /// By whichever of these numbers is the socket's still.
-    pub(super) fn put_back(self, fds: [c_int; 2]) {
+    pub(in crate::io) fn put_back(self, fds: [c_int; 2]) {
         let Some(fd) = fds.into_iter().find(|fd| sys::inode(*fd) == Some(self.inode)) else {
             return;
         };

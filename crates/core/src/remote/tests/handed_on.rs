@@ -130,7 +130,7 @@ fn who_only_sends_waits_for_its_own_half() {
         let (mut rig, i) = Rig::full(model);
         let s = rig.conns[i][C].socket;
         let g = s.generation16();
-        let patience = Patience::to_send(s);
+        let patience = Patience::to_send(s, crate::sys::now_ns());
         let other = rig.conns[i][A].host;
         let mut turns = 0;
         let (_, took) = rig.waits((i, C), patience, SECOND_NS, |r| {
@@ -167,7 +167,7 @@ fn who_only_sends_past_us_is_not_promoted_afterwards() {
         });
         rig.drain(i);
         let End { socket: s, fd, .. } = rig.conns[i][C];
-        let patience = Patience::to_send(s);
+        let patience = Patience::to_send(s, crate::sys::now_ns());
         // Its thread has no turn yet.
         let on = Named { s, g: s.generation16(), fd };
         let went = io::await_way_back(on, Reason::StdioStream, patience, |_| {
