@@ -100,15 +100,24 @@ pub(crate) fn begin_as(fd: c_int, origin: Origin) {
     let Some(s) = claim(fd) else { return };
     s.syn.set_began(began);
     fill(s, fd, origin);
-    let g = s.generation16();
-    if s.is(State::Candidate) && (0..=2).any(|n| n == fd || fd_table::is_named(n, s, g)) {
-        // libc's streams read and write it there past us (`adoption/stdio.rs`).
-        s.raise(flag::STDIO);
-        s.set_reason(Reason::StdioStream);
+    if fd <= 2 || s.names() > 1 {
+        off_stdio(s, fd);
     }
-    let _ = fd_table::put(fd, Entry::Socket(s, g));
+    let _ = fd_table::put(fd, Entry::Socket(s, s.generation16()));
     if s.is(State::Candidate) && !s.is_new() {
         start(s);
+    }
+}
+
+/// Where one of its names is 0, 1 or 2 libc's streams read and write it past us
+/// (`adoption/stdio.rs`).
+#[cold]
+#[inline(never)]
+fn off_stdio(s: &Socket, fd: c_int) {
+    let g = s.generation16();
+    if s.is(State::Candidate) && (0..=2).any(|n| n == fd || fd_table::is_named(n, s, g)) {
+        s.raise(flag::STDIO);
+        s.set_reason(Reason::StdioStream);
     }
 }
 

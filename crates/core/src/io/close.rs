@@ -34,7 +34,7 @@ pub(crate) fn close(s: &'static Socket, g: u16, fd: c_int, kernel_too: bool) -> 
     if s.generation16() != g {
         return kernel_close();
     }
-    if s.is_inherited() && !adoption::counts_names(s) {
+    if !adoption::counts_names(s) {
         return kernel_close();
     }
     let Some(names) = s.count_names(g, |n| n.saturating_sub(1)) else { return kernel_close() };

@@ -155,10 +155,19 @@ pub(super) fn note_what_comes(s: &Socket, rx: &RxHeld<'_>, fd: c_int) {
 
 /// The last name of a connection that is the kernel's is about to be closed. If that has not come
 /// yet, the kernel may find nothing unread, and would send a FIN.
+#[inline]
 pub(super) fn reset_if_more_comes(s: &Socket, fd: c_int) {
     let until = s.comes_until.load(Relaxed);
+    if until != 0 {
+        reset_before(s, fd, until);
+    }
+}
+
+#[cold]
+#[inline(never)]
+fn reset_before(s: &Socket, fd: c_int, until: u64) {
     let connector = s.has(flag::CONNECTOR);
-    if until != 0 && carrier::counts(fd, connector).is_some_and(|c| c.received < until) {
+    if carrier::counts(fd, connector).is_some_and(|c| c.received < until) {
         set(fd, &RESET_ON_CLOSE);
     }
 }
