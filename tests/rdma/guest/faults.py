@@ -315,6 +315,10 @@ class Side:
 
     def freeze(self):
         self.traffic.send_signal(signal.SIGSTOP)
+        # (On a busy machine its threads go on for a moment.)
+        tasks = Path(f"/proc/{self.traffic.pid}/task")
+        while not all(") T " in (task / "stat").read_text() for task in tasks.iterdir()):
+            time.sleep(0.01)
 
     def unexpected(self):
         return self.carrier()
