@@ -253,8 +253,7 @@ fn a_trace_that_is_spoilt_while_it_is_shown_does_no_harm() {
         traced.0.set_len(whole.len() as u64).unwrap();
         traced.put(0, &whole);
         ring(&traced, 1, State::Open, 40000, &events);
-        top.press("\u{1b}[F");
-        top.redraws(90, &format!("{}", 2059 + 100 * round));
+        top.redraws_behind("\u{1b}[F", 90, &format!("{}", 2059 + 100 * round));
     }
     top.press("q");
     assert_eq!(top.ended().code(), Some(0), "{}", top.text());

@@ -92,8 +92,14 @@ impl Top {
     /// Has it draw all anew, in so many columns or one more, until it has written this. (Of a
     /// picture like the one before only what differs is written.)
     pub fn redraws(&mut self, columns: u16, word: &str) {
+        self.redraws_behind("", columns, word);
+    }
+
+    /// The same behind these keys, which it may have had before there was anything to be shown.
+    pub fn redraws_behind(&mut self, keys: &str, columns: u16, word: &str) {
         let end = Instant::now() + PATIENCE;
         for more in [0, 1].into_iter().cycle() {
+            self.press(keys);
             self.resize(columns + more);
             let next = Instant::now() + Duration::from_millis(200);
             let left = || next.saturating_duration_since(Instant::now());
