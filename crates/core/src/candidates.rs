@@ -101,7 +101,7 @@ pub(crate) fn begin_as(fd: c_int, origin: Origin) {
     s.syn.set_began(began);
     fill(s, fd, origin);
     if fd <= 2 || s.names() > 1 {
-        off_stdio(s, fd);
+        keep_off_stdio(s, fd);
     }
     let _ = fd_table::put(fd, Entry::Socket(s, s.generation16()));
     if s.is(State::Candidate) && !s.is_new() {
@@ -113,7 +113,7 @@ pub(crate) fn begin_as(fd: c_int, origin: Origin) {
 /// (`adoption/stdio.rs`).
 #[cold]
 #[inline(never)]
-fn off_stdio(s: &Socket, fd: c_int) {
+fn keep_off_stdio(s: &Socket, fd: c_int) {
     let g = s.generation16();
     if s.is(State::Candidate) && (0..=2).any(|n| n == fd || fd_table::is_named(n, s, g)) {
         s.raise(flag::STDIO);

@@ -493,6 +493,10 @@ mod tests {
         let mut unread: c_int = 0;
         assert!(sys::ioctl(fd, libc::FIONREAD as usize, &raw mut unread as usize) >= 0);
         assert_eq!(unread, 3000, "the kernel has them, whoever asks");
+        // What would still come is that one's to read, too: a close here is not the last.
+        s.comes_until.store(u64::MAX, Relaxed);
+        note_dup(fd, NUMBERS);
+        assert_eq!(s.comes_until.load(Relaxed), 0);
         ends[A].receive_all(A, 3000);
         close_both(ends);
     }

@@ -63,7 +63,7 @@ fn await_sent_again(Named { s, g, mut fd }: Named, why: Reason, since: u64) {
     let (mut at, mut changed) = (u64::MAX, since);
     let mut grown: Option<SendBuffer> = None;
     while s.is(State::Attached) && s.generation16() == g {
-        let left = {
+        {
             let Ok(tx) = hold_tx(s, g) else { break };
             renew(s, &mut fd);
             let is_over = s.has(flag::BROKEN_OFF | flag::CORRUPT | flag::RESET);
@@ -83,10 +83,9 @@ fn await_sent_again(Named { s, g, mut fd }: Named, why: Reason, since: u64) {
                 break_off(s, fd);
                 break;
             }
-            left.end.saturating_sub(left.start)
-        };
-        if grown.is_none() {
-            grown = SendBuffer::grown(fd, left);
+            if grown.is_none() {
+                grown = SendBuffer::grown(fd, left.end.saturating_sub(left.start));
+            }
         }
         let _ = to_kernel(s, g, fd, why, false);
         sys::pause_ns(20_000);
@@ -138,8 +137,8 @@ fn give_to_kernel(fd: c_int, why: Reason, go: impl FnOnce(&'static Socket, u16))
         adoption::passed::lose_track(s, fd);
     }
     go(s, g);
-    if matches!(why, Reason::InheritedByExec | Reason::PassedByScmRights) {
-        // A close here is not the last one: what still comes is somebody else's to read.
+    if leaves_sight(why) {
+        // A close here may not be the last one: what still comes is somebody else's to read.
         s.comes_until.store(0, Relaxed);
     }
 }
