@@ -409,6 +409,22 @@ mod tests {
     use super::*;
 
     #[test]
+    fn a_copy_beside_a_trace_is_not_the_librarys() {
+        let is = |name: &str| is_librarys(&Path::new(DIRECTORY).join(name));
+        assert!(is("netacc-trace.17f3a0b1c2d4e5f6.4711"));
+        for name in [
+            "netacc-trace.17f3a0b1c2d4e5f6.4711.bak",
+            "netacc-trace.17f3a0b1c2d4e5f6.copy",
+            "netacc-trace.17F3A0B1C2D4E5F6.4711",
+            "netacc-trace.17f3.4711",
+            "netacc-trace.4711",
+            "netacc-traces",
+        ] {
+            assert!(!is(name), "{name}");
+        }
+    }
+
+    #[test]
     fn a_device_is_found_among_mounts() {
         let mounts =
             "22 1 0:21 / /dev/shm rw - tmpfs tmpfs rw\n23 1 0:30 / /x rw - fuse.x tmpfs rw\n";
