@@ -21,6 +21,8 @@ LEVEL, INFO, LENGTH = 0x6E61, 1, 312
 UNDECIDED = ["not-started", "negotiating", "agreed"]
 if "SEARCHES" in os.environ:
     UNDECIDED += ["listener-without-library", "peer-without-library"]
+# What the server answers to a ping before it has a verdict of its own.
+ANSWERS = {"way": b"wait", "not-started": b"soon", "negotiating": b"soon", "agreed": b"soon"}
 
 
 def why(connection):
@@ -54,7 +56,8 @@ def serve(family, place):
     while data := connection.recv(100):
         # (Before it answers: the client ends behind that, and its end changes where this one is.)
         said = why(connection)
-        connection.sendall(b"wait" if said == "on its way" and data == b"ping" else data)
+        answer = ANSWERS.get(said.split()[-1], data)
+        connection.sendall(answer if data == b"ping" else data)
         if data == b"end":
             break
     tell(said)
@@ -83,13 +86,16 @@ def client(family, place):
     connection.connect(place)
     wait = waiter(connection)
     end = time.monotonic() + (60 if "SEARCHES" in os.environ else 20)
-    # In the end a reason that is a verdict. The other end may be on its way a moment longer, and
-    # says so.
-    answer = b"wait"
+    # In the end a reason that is a verdict. The other end may come to its own a moment later, and
+    # says so: one that stays on TCP by this one's rule may come to none.
+    answer, said = b"wait", "on its way"
     while time.monotonic() < end and (
-        answer == b"wait" or why(connection).split()[-1] in (*UNDECIDED, "way")
+        answer == b"wait"
+        or (answer == b"soon" and not said.startswith("tcp"))
+        or said.split()[-1] in (*UNDECIDED, "way")
     ):
         answer = ping(connection, wait)
+        said = why(connection)
     if "WAITS" in os.environ:
         for _ in range(100):
             ping(connection, wait)
@@ -100,9 +106,10 @@ def client(family, place):
         while connection.recv(100):
             pass
         return
+    # (Said as it was before the end: the server ends behind that, and its end changes where this is.)
     connection.sendall(b"end")
     connection.recv(100)
-    tell(why(connection))
+    tell(said)
 
 
 def main(what, address, port):
