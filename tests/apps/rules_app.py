@@ -106,7 +106,7 @@ def client(family, place):
         while connection.recv(100):
             pass
         return
-    # (Said as it was before the end: the server ends behind that, and its end changes where this is.)
+    # (As it was before the end: the server ends behind that, and its end changes where this is.)
     connection.sendall(b"end")
     connection.recv(100)
     tell(said)

@@ -519,7 +519,7 @@ fn sleep(
         let began = sys::ticks();
         // SAFETY: a buffer of that many pollfds; the caller's mask.
         r = unsafe { sleep::ppoll(kernel.as_mut_ptr(), kernel.len(), left, mask) };
-        wait::slept(Peers::of(wants.iter().map(|w| w.channel)), limit_of(wants), began, r > 0);
+        wait::slept(limit_of(wants), began, r > 0);
         trace::process(trace::Event::WakeInPoll, many | (r.max(0) as u64) << 32);
         for w in wants.iter() {
             if let (Some(k), Some(p)) = (kernel.get(w.index), fds.get(w.index)) {

@@ -451,7 +451,7 @@ fn sleep(sleeper: &Sleeper<'_>, mut ready: impl FnMut() -> bool) -> Woke {
         let began = sys::ticks();
         // SAFETY: two valid pollfds; no mask.
         let r = unsafe { sleep::ppoll(fds.as_mut_ptr(), 2, limit, core::ptr::null()) };
-        slept(channel.peers(), s.ruled.limit(), began, r > 0);
+        slept(s.ruled.limit(), began, r > 0);
         if r == -(libc::EINTR as isize) {
             woke = Woke::Signal;
         } else if r == 0 && posted && limit == timeout {

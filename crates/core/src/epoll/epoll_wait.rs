@@ -311,7 +311,7 @@ unsafe fn await_news(
             return r;
         }
         inner.looked(e, began, r == room as isize);
-        wait::slept(peers_of(inner), inner.limits.least(), began, r > 0);
+        wait::slept(inner.limits.least(), began, r > 0);
         let events = local.filled(inner, r);
         report_slept(inner, e, events, room, out);
         inner.drain(e);

@@ -4,7 +4,7 @@ use crate::channel::Peers;
 use crate::socket::Limit;
 use crate::{config, fd_words, numbers, process, signals, stats, sys};
 use core::sync::atomic::{AtomicU32, AtomicU64, Ordering::*};
-use netacc_control::stats::{ChannelState, Counter};
+use netacc_control::stats::{ChannelRecord, ChannelState, Counter};
 
 /// Longest polling before a sleep where nobody has said another time, nanoseconds: about what a
 /// wake-up on another CPU costs, both ways.
@@ -55,9 +55,10 @@ const WORTH_A_SLICE: u32 = 200;
 const UNTRIED: u32 = u32::MAX;
 static LUCK: [Luck; 64] = [const { Luck::new() }; 64];
 
-/// Where the peer has no library a thread that has given up polling learns from its sleeps that it
-/// would pay, as `looks` has it: the peer is woken by each message, so no short poll finds it. A
-/// sleep is this much longer than the poll that would have found the same.
+/// A thread that has given up polling learns from its sleeps that it would pay, as `looks` has it:
+/// a peer that has to be woken, too, is found by no short poll, and two that were kept apart for
+/// some milliseconds would wake each other for good. A sleep is this much longer than the poll
+/// that would have found the same.
 const WAKE_NS: u32 = 40_000;
 /// So many sleeps in a row, at first and at last: each time that it brings little it takes more.
 const SOON: u32 = 8;
@@ -71,9 +72,17 @@ const WORTH_IT: u32 = 32;
 static CROWDED_UNTIL: AtomicU64 = AtomicU64::new(0);
 static CROWDED_FOR: AtomicU64 = AtomicU64::new(0);
 
-/// Clock and CPU time of this process and its peers when a long yield was last looked into.
-static ASKED_AT: AtomicU64 = AtomicU64::new(0);
-static ASKED_CPU: AtomicU64 = AtomicU64::new(0);
+/// Strangers are judged by what they have had of a time that is no shorter, and no longer.
+const JUDGED_NS: core::ops::Range<u64> = 50_000_000..2_000_000_000;
+
+/// When a long yield was last looked into.
+static ASKED: Asked = Asked { at: AtomicU64::new(0), cpu: AtomicU64::new(0) };
+
+/// Clock and CPU time of this process and its peers at that moment.
+struct Asked {
+    at: AtomicU64,
+    cpu: AtomicU64,
+}
 
 #[cfg(test)]
 std::thread_local! {
@@ -89,31 +98,37 @@ fn is_crowded(now: u64) -> bool {
     now < CROWDED_UNTIL.load(Relaxed)
 }
 
-/// After a long yield: did others than this process and its peers have the CPUs? Judged by the CPU
-/// time that these have used since the last long yield: when all CPUs are busy (they are, or the
-/// yield had been short), the rest is strangers'.
+/// After a long yield: did others than this process and its peers have the CPUs?
 #[cold]
 fn strangers(now: u64) -> bool {
     #[cfg(test)]
     if ALONE.get() {
         return false;
     }
-    let mut used = sys::cpu_time_ns(sys::getpid());
-    for r in (0..)
-        .map_while(stats::channel_record)
-        .filter(|r| r.state.load(Relaxed) == ChannelState::Open as u32)
-        .take(8)
-    {
-        used = used.wrapping_add(sys::cpu_time_ns(r.peer_pid.load(Relaxed)));
+    ASKED.strangers(now, sys::allowed_cpus(), || {
+        let open = |r: &&ChannelRecord| r.state.load(Relaxed) == ChannelState::Open as u32;
+        let peers = (0..).map_while(stats::channel_record).filter(open).take(8);
+        let used = peers.map(|r| sys::cpu_time_ns(r.peer_pid.load(Relaxed)));
+        used.fold(sys::cpu_time_ns(sys::getpid()), u64::wrapping_add)
+    })
+}
+
+impl Asked {
+    /// Judged by the CPU time that this process and its peers have `used` since the last long
+    /// yield: when all CPUs are busy (they are, or the yield had been short), the rest is
+    /// strangers'. Who has had a CPU for some milliseconds in a second is no crowd.
+    fn strangers(&self, now: u64, cpus: u64, used: impl FnOnce() -> u64) -> bool {
+        let then = self.at.load(Relaxed);
+        let wall = now.saturating_sub(then);
+        if then != 0 && wall < JUDGED_NS.start {
+            return false;
+        }
+        let used = used();
+        self.at.store(now, Relaxed);
+        let ours = used.saturating_sub(self.cpu.swap(used, Relaxed));
+        // (Without a sample of a sensible age: no judgement yet.)
+        then != 0 && JUDGED_NS.contains(&wall) && ours < wall.saturating_mul(cpus) / 10 * 8
     }
-    let (then, used_then) = (ASKED_AT.swap(now, Relaxed), ASKED_CPU.swap(used, Relaxed));
-    let wall = now.saturating_sub(then);
-    // Without a sample of a sensible age: no judgement yet.
-    if then == 0 || !(2_000_000..2_000_000_000).contains(&wall) {
-        return false;
-    }
-    let ours = used.saturating_sub(used_then);
-    ours < wall.saturating_mul(sys::allowed_cpus()) / 10 * 8
 }
 
 /// Others want the CPUs.
@@ -336,10 +351,8 @@ pub(crate) fn spin(peers: Peers, limit: Limit, mut ready: impl FnMut() -> bool) 
 
 /// A sleep that began at `since` ([`sys::ticks`]) is over; `news`: something has come.
 #[inline]
-pub(crate) fn slept(peers: Peers, limit: Limit, since: u64, news: bool) {
-    if peers == Peers::Anybody
-        && let Some(luck) = LUCK.get(process::tid() as usize % LUCK.len())
-    {
+pub(crate) fn slept(limit: Limit, since: u64, news: bool) {
+    if let Some(luck) = LUCK.get(process::tid() as usize % LUCK.len()) {
         luck.slept(sys::ticks().saturating_sub(since), news, cap_ns(limit));
     }
 }
@@ -361,7 +374,7 @@ impl Luck {
         }
         let budget = self.budget_ns.load(Relaxed).min(cap);
         self.budget_ns.store(budget / 2, Relaxed);
-        if (SPIN_PROBE_NS..2 * SPIN_PROBE_NS).contains(&budget) && peers == Peers::Anybody {
+        if (SPIN_PROBE_NS..2 * SPIN_PROBE_NS).contains(&budget) {
             let needed = self.needed.load(Relaxed).max(SOON / 2) * 2;
             self.needed.store(needed.min(SOON_MAX), Relaxed);
         }
@@ -475,6 +488,37 @@ mod tests {
             luck.paid();
         }
         assert_eq!(luck.needed.load(Relaxed), 0);
+    }
+
+    #[test]
+    fn strangers_are_those_who_have_a_fifth_of_the_cpus_for_a_while() {
+        const MS: u64 = 1_000_000;
+        let asked = Asked { at: AtomicU64::new(0), cpu: AtomicU64::new(0) };
+        let judge = |at: u64, used: u64| asked.strangers(at * MS, 2, || used * MS);
+        assert!(!judge(1_000, 500), "nothing to compare with");
+        // A tool has one of two CPUs for ten milliseconds, each second.
+        assert!(!judge(2_000, 2_490));
+        assert!(!judge(2_005, 2_495), "too soon");
+        assert!(!judge(2_049, 2_500), "too soon");
+        assert!(judge(2_050, 2_569), "21 % of the CPUs are others'");
+        assert!(!judge(2_100, 2_650));
+        assert!(!judge(4_200, 2_650), "too long ago");
+        assert!(judge(4_300, 2_700));
+    }
+
+    #[test]
+    fn two_that_were_kept_apart_do_not_wake_each_other_for_good() {
+        crate::testing::init();
+        ALONE.set(true);
+        let luck = &LUCK[process::tid() as usize % LUCK.len()];
+        while budget(luck) >= SPIN_PROBE_NS {
+            luck.in_vain(Peers::OtherCpus, CAP);
+        }
+        // The peer sleeps, too, and has to be woken each time.
+        for _ in 0..SOON {
+            slept(Limit::CONFIGURED, sys::ticks(), true);
+        }
+        assert_eq!(budget(luck), CAP);
     }
 
     #[test]
