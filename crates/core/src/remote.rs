@@ -468,6 +468,8 @@ struct Remote {
     serial: u32,
     /// When to look for candidates whose connections are over; 0: there are none.
     sweep_at: u64,
+    /// When to look at what waits for an agreement; 0: nothing does.
+    waiting_at: u64,
     /// Names this process.
     process: [u8; 16],
     /// Channels and memory of receives that serve again.
@@ -525,6 +527,7 @@ impl Remote {
             candidates: Table::new(PENDING, seed.rotate_left(17))?,
             serial: 0,
             sweep_at: 0,
+            waiting_at: 0,
             process,
             channels: Vec::new(),
             leaving: Vec::new(),

@@ -23,14 +23,15 @@ pub const fn bit(link: usize) -> Links {
 /// Within a host, the connector's library looks for advertisers so long after a connection was
 /// noted, and again so long after that... Workers advertise when they first accept; most are there
 /// at the first look.
-const LOOK_NS: [u64; 5] = [10_000_000, 40_000_000, 150_000_000, 400_000_000, 400_000_000];
+const LOOK_NS: [u64; 5] = [10_000_000, 40_000_000, 150_000_000, 350_000_000, 350_000_000];
 const LAST_LOOK: u8 = 4;
 /// Of a lost link's connections the successor is looked for after so long.
 const SUCCESSOR_NS: u64 = 50_000_000;
-/// An accepted connection for which nobody has asked after so long has a peer without the library,
-/// as far as can be told.
-const SILENT_NS: u64 = 1_000_000_000;
-/// So it is between hosts, where pairs are made first.
+/// A connection for which nobody has asked after so long has a peer without the library, as far as
+/// can be told. An operator is to hear so within a second; the rest is for the thread that says it.
+/// (What a connector within a host is told comes to as much.)
+const JUDGED_NS: u64 = 900_000_000;
+/// Between hosts, where pairs are made first, an accepted one is waited for so long.
 const SILENT_HOST_NS: u64 = 30_000_000_000;
 
 /// Where a connection stands.
@@ -48,7 +49,12 @@ pub enum State {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Event {
     /// Connector: a link was told of it.
-    Told(usize),
+    Told {
+        /// That one.
+        link: usize,
+        /// The time.
+        now: u64,
+    },
     /// Its own calls ask for another look.
     Again {
         /// The time.
@@ -154,7 +160,7 @@ pub struct Agreement {
     links: Links,
     /// When it is to be looked at; 0: not before its own calls ask for that.
     due: u64,
-    /// How often it was looked at.
+    /// How often it was looked at. (Acceptor: whether it was.)
     looks: u8,
 }
 
@@ -165,14 +171,10 @@ impl Agreement {
         let [look, ..] = LOOK_NS;
         let after = match (peers, role) {
             (Peers::OneHost, Role::Connector) => look,
-            (Peers::OneHost, Role::Acceptor) => SILENT_NS,
-            (Peers::TwoHosts, _) => SILENT_HOST_NS,
+            // (Between hosts a connector's place is looked for, not it.)
+            (Peers::OneHost, Role::Acceptor) | (Peers::TwoHosts, _) => JUDGED_NS,
         };
-        let due = match (peers, role) {
-            // Its place is looked for, not it.
-            (Peers::TwoHosts, Role::Connector) => 0,
-            _ => now.saturating_add(after),
-        };
+        let due = now.saturating_add(after);
         Self { peers, role, state: State::Waiting, links: 0, due, looks: 0 }
     }
 
@@ -188,7 +190,7 @@ impl Agreement {
         self.due
     }
 
-    /// It was looked for before.
+    /// It was looked for before, or judged.
     #[must_use]
     pub const fn was_looked_for(&self) -> bool {
         self.looks > 0
@@ -289,8 +291,12 @@ impl Agreement {
 
     fn step_connector(&mut self, event: Event) -> Action {
         match event {
-            Event::Told(link) => {
+            Event::Told { link, now } => {
                 self.links |= bit(link);
+                if self.peers == Peers::TwoHosts && self.due == 0 {
+                    // Somebody is there after all: what is said of it then comes in time, too.
+                    self.due = now.saturating_add(JUDGED_NS);
+                }
                 Action::None
             }
             // Whoever was told of it, and could not serve it then, is told again.
@@ -314,9 +320,9 @@ impl Agreement {
             }
             Event::Tick { now, .. } => {
                 self.looks = self.looks.saturating_add(1);
-                self.due = match LOOK_NS.get(usize::from(self.looks)) {
-                    Some(pause) => now.saturating_add(*pause),
-                    None => 0,
+                self.due = match (self.peers, LOOK_NS.get(usize::from(self.looks))) {
+                    (Peers::OneHost, Some(pause)) => now.saturating_add(*pause),
+                    _ => 0,
                 };
                 match (self.due, self.links) {
                     (0, 0) => Action::Judge(Why::NoLibrary),
@@ -361,24 +367,26 @@ impl Agreement {
                     _ => Action::SeeClaims,
                 }
             }
-            (Event::Tick { now, claimed, known }, _) => match self.peers {
-                // It goes on waiting; its own calls see to it.
-                Peers::OneHost => {
-                    self.due = 0;
-                    if self.offered().is_some() {
+            (Event::Tick { now, claimed, known }, _) => {
+                let is_seen_to = claimed || self.offered().is_some();
+                let first = self.looks == 0;
+                self.looks = 1;
+                match self.peers {
+                    // It goes on waiting; its own calls see to it.
+                    Peers::OneHost => self.due = 0,
+                    Peers::TwoHosts if first => {
+                        // (Of when it was due, however late it is looked at.)
+                        self.due = self.due.saturating_add(SILENT_HOST_NS - JUDGED_NS);
+                    }
+                    // Its process may be one of those that are known, and has not used it enough.
+                    Peers::TwoHosts if is_seen_to || known => {
+                        self.due = now.saturating_add(SILENT_HOST_NS);
                         return Action::None;
                     }
-                    Action::Judge(Why::NoLibrary)
+                    Peers::TwoHosts => return self.over(Action::End(Why::NoLibrary)),
                 }
-                // It is being seen to, or its process may be one of those that are known, and has
-                // not used it enough.
-                Peers::TwoHosts if claimed || known || self.offered().is_some() => {
-                    self.due = now.saturating_add(SILENT_HOST_NS);
-                    let asked_for = claimed || self.offered().is_some();
-                    if asked_for { Action::None } else { Action::Judge(Why::Refused) }
-                }
-                Peers::TwoHosts => self.over(Action::End(Why::NoLibrary)),
-            },
+                if is_seen_to { Action::None } else { Action::Judge(Why::NoLibrary) }
+            }
             _ => Action::None,
         }
     }

@@ -19,11 +19,13 @@ use core::net::{IpAddr, SocketAddr};
 use core::ptr::NonNull;
 use core::sync::atomic::Ordering::*;
 use netacc_control::stats::{Counter, Reason};
-use netacc_proto::agreement::{Action, Agreement, Event, Links, SlotEvent, SlotState, bit};
+use netacc_proto::agreement::{Action, Agreement, Event, Links, SlotEvent, SlotState, Why, bit};
 use netacc_proto::rendezvous::{self as proto, Message, Peers, Proof, Role, Tuple};
 
 /// Candidates whose connections are over are withdrawn after so long.
 const SWEEP_NS: u64 = 10_000_000_000;
+/// What waits is looked at in such steps.
+const WAITING_NS: u64 = 20_000_000;
 /// A connection that was offered a place which is not free at the peer is offered another one after
 /// so long.
 pub(super) const BUSY_NS: u64 = 5_000_000;
@@ -99,8 +101,8 @@ impl Remote {
         let table = if connector { &mut self.connected } else { &mut self.accepted };
         let due = mine.agreement.due();
         let Some(key) = table.insert(tuple, 0, mine) else { return };
+        self.wait_until(due);
         if !connector {
-            self.at(due);
             if !self.is_peer(tuple.peer().ip()) {
                 // As far as is known now: it waits all the same.
                 s.judge(Reason::PeerWithoutLibrary);
@@ -137,10 +139,12 @@ impl Remote {
         let (class, fills) = (m.asked.class, m.fills());
         let Some(proof) = self.link(i).map(|l| l.says(&m.socket.syn)) else { return };
         if let Some(m) = self.connected.get_mut(key) {
-            m.agreement.step(Event::Told(number));
+            m.agreement.step(Event::Told { link: number, now: sys::now_ns() });
             if m.is_current() {
                 m.socket.start(Reason::Negotiating);
             }
+            let due = m.agreement.due();
+            self.wait_until(due);
         }
         let said = proto::Candidate { tuple, token: key.0, proof, class, fills };
         self.send(i, Message::Candidate(said));
@@ -203,29 +207,69 @@ impl Remote {
         self.links.iter().flatten().any(|l| is_its(l))
     }
 
-    /// Accepted connections that nobody asks for.
+    /// What waits for an agreement is to be looked at then, or a moment later: all that is due in
+    /// such a moment is looked at in one go.
+    fn wait_until(&mut self, due: u64) {
+        if due == 0 {
+            return;
+        }
+        let at = due.next_multiple_of(WAITING_NS);
+        if self.waiting_at == 0 || at < self.waiting_at {
+            self.waiting_at = at;
+        }
+        self.at(at);
+    }
+
+    /// Connections that nobody asks for: says so, and gives up who has waited for too long.
     pub(super) fn time_waiting(&mut self) {
         let now = sys::now_ns();
-        while let Some(key) = self.accepted.oldest() {
-            let Some((tuple, m)) = self.accepted.get(key) else { return };
-            if now < m.agreement.due() {
-                let at = m.agreement.due();
-                return self.at(at);
+        if self.waiting_at == 0 || now < self.waiting_at {
+            return self.wait_until(self.waiting_at);
+        }
+        self.waiting_at = 0;
+        self.time_connected(now);
+        self.time_accepted(now);
+    }
+
+    fn time_connected(&mut self, now: u64) {
+        let mut at = self.connected.oldest();
+        while let Some(key) = at {
+            at = self.connected.after(key);
+            let Some(m) = self.connected.get_mut(key).filter(|m| m.is_current()) else { continue };
+            let action = m.agreement.step(Event::Tick { now, claimed: false, known: false });
+            if let Action::Judge(why) = action {
+                m.socket.judge(match why {
+                    Why::NoLibrary => Reason::ListenerWithoutLibrary,
+                    why => reason_of(why),
+                });
+            }
+            let due = m.agreement.due();
+            self.wait_until(due);
+        }
+    }
+
+    fn time_accepted(&mut self, now: u64) {
+        let mut at = self.accepted.oldest();
+        while let Some(key) = at {
+            at = self.accepted.after(key);
+            let Some((tuple, m)) = self.accepted.get(key) else { continue };
+            let due = m.agreement.due();
+            if now < due {
+                self.wait_until(due);
+                continue;
             }
             let claimed = self.candidates.find(tuple, |_| true).is_some();
             let known = self.is_peer(tuple.peer().ip());
-            let Some(m) = self.accepted.get_mut(key) else { return };
+            let Some(m) = self.accepted.get_mut(key) else { continue };
             let action = m.agreement.step(Event::Tick { now, claimed, known });
             if let (Action::Judge(why), true) = (action, m.is_current()) {
-                m.socket.set_reason(reason_of(why));
+                m.socket.judge(reason_of(why));
             }
-            // (What is over was to be taken out before. It is never due, and would be the next one
-            // again.)
-            let stays = m.is_current() && !m.agreement.is_over();
+            let (due, stays) = (m.agreement.due(), m.is_current() && !m.agreement.is_over());
             if matches!(action, Action::End(_)) || !stays {
                 self.end(key, action);
             } else {
-                self.accepted.make_newest(key);
+                self.wait_until(due);
             }
         }
     }

@@ -40,6 +40,7 @@ mod rings;
 mod shut;
 mod shut_both;
 mod squatter;
+mod verdicts;
 mod withdrawn;
 
 use super::net::Net;

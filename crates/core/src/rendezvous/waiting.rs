@@ -112,7 +112,7 @@ impl State {
             return false;
         }
         if let Some(m) = self.tables.as_mut().and_then(|t| t.connected.get_mut(key)) {
-            m.agreement.step(Event::Told(i));
+            m.agreement.step(Event::Told { link: i, now: sys::now_ns() });
         }
         true
     }

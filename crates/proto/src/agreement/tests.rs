@@ -35,7 +35,11 @@ fn events(role: Role) -> Vec<Event> {
     let tick = |claimed, known| Event::Tick { now: NOW, claimed, known };
     let mut all = match role {
         Role::Connector => {
-            let mut all = vec![Event::Told(1), Event::Again { now: NOW }, Event::NoOffer(1)];
+            let mut all = vec![
+                Event::Told { link: 1, now: NOW },
+                Event::Again { now: NOW },
+                Event::NoOffer(1),
+            ];
             all.push(Event::Offer { link: 1, flaw: None });
             all.extend(flaws.map(|flaw| Event::Offer { link: 1, flaw: Some(flaw) }));
             all
@@ -149,12 +153,12 @@ fn who_waits_is_looked_for_and_judged_in_time() {
     a = Agreement::new(Peers::OneHost, Role::Connector, 0);
     let looks = |last| {
         let mut all: Vec<_> =
-            [10, 50, 200, 600].into_iter().map(|ms| (at(ms), Action::Seek)).collect();
-        all.push((at(1000), Action::Judge(last)));
+            [10, 50, 200, 550].into_iter().map(|ms| (at(ms), Action::Seek)).collect();
+        all.push((at(900), Action::Judge(last)));
         all
     };
     assert_eq!(ticks(a, false, false), looks(Why::NoLibrary));
-    a.step(Event::Told(3));
+    a.step(Event::Told { link: 3, now: 0 });
     assert_eq!(ticks(a, false, false), looks(Why::NotClaimed));
     // One that rests is looked for once more when its calls ask for it.
     while a.due() != 0 {
@@ -166,16 +170,23 @@ fn who_waits_is_looked_for_and_judged_in_time() {
 
     let silent = |peers| Agreement::new(peers, Role::Acceptor, 0);
     let judged = Action::Judge(Why::NoLibrary);
-    assert_eq!(ticks(silent(Peers::OneHost), false, false), [(at(1000), judged)]);
+    assert_eq!(ticks(silent(Peers::OneHost), false, false), [(at(900), judged)]);
     let ended = Action::End(Why::NoLibrary);
-    assert_eq!(ticks(silent(Peers::TwoHosts), false, false), [(at(30_000), ended)]);
-    let known = ticks(silent(Peers::TwoHosts), false, true);
     assert_eq!(
-        known[..2],
-        [(at(30_000), Action::Judge(Why::Refused)), (at(60_000), Action::Judge(Why::Refused))]
+        ticks(silent(Peers::TwoHosts), false, false),
+        [(at(900), judged), (at(30_000), ended)]
     );
-    // Between hosts its place is looked for.
-    assert_eq!(Agreement::new(Peers::TwoHosts, Role::Connector, 5).due(), 0);
+    let known = ticks(silent(Peers::TwoHosts), false, true);
+    let goes_on = [(at(30_000), Action::None), (at(60_000), Action::None)];
+    assert_eq!((&known[..1], &known[1..3]), (&[(at(900), judged)][..], &goes_on[..]));
+    assert_eq!(ticks(silent(Peers::TwoHosts), true, true)[0], (at(900), Action::None));
+    // Between hosts a connector's place is looked for, and what is said of it comes in time.
+    let mut a = Agreement::new(Peers::TwoHosts, Role::Connector, 0);
+    assert_eq!(ticks(a, false, false), [(at(900), judged)]);
+    a.step(Event::Tick { now: a.due(), claimed: false, known: false });
+    a.step(Event::Told { link: 3, now: NOW });
+    let not_claimed = Action::Judge(Why::NotClaimed);
+    assert_eq!(ticks(a, false, false), [(ms(NOW + JUDGED_NS), not_claimed)]);
 }
 
 #[test]

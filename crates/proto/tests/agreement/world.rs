@@ -228,7 +228,7 @@ impl World {
             let l = &self.links[link];
             let leads = l.state == LinkState::Up && l.third != Some(C);
             if leads && !a.is_told(link) {
-                self.step(conn, C, Event::Told(link));
+                self.step(conn, C, Event::Told { link, now: self.now });
                 self.say(link, C, Said::Candidate { conn, token });
             }
         }

@@ -275,6 +275,26 @@ fn silent_host(n: u8) -> IpAddr {
     loopback(1, n)
 }
 
+/// The connector cannot tell whether its packets are lost or nobody is there.
+#[test]
+fn what_goes_to_a_silent_host_says_so_within_a_second() {
+    let mut rig = Rig::new(Order::Prompt, Model::ROCE, 1);
+    let one = Plain::new(&rig, silent_host(1));
+    let all = [Plain::new(&rig, silent_host(1)), Plain::new(&rig, silent_host(2)), one];
+    for plain in &all {
+        let began = sys::now_ns();
+        plain.chat();
+        rig.settle();
+        let reason = || plain.socket.record().map_or(0, |r| r.reason.load(Relaxed));
+        assert_eq!(reason(), Reason::Negotiating as u32);
+        testing::pass_ns((began + 1000 * MS).saturating_sub(sys::now_ns()));
+        rig.settle();
+        assert_eq!(reason(), Reason::ListenerWithoutLibrary as u32);
+        plain.refused(&mut rig);
+    }
+    rig.finish();
+}
+
 #[test]
 fn a_silent_host_is_sent_a_packet_now_and_then_whatever_its_ports() {
     let mut rig = Rig::new(Order::Prompt, Model::ROCE, 1);

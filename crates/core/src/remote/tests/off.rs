@@ -71,14 +71,14 @@ fn off_for(seconds: u64, alone: bool) -> ([Reason; 2], bool, [Reason; 2]) {
 /// The accepting end waits for 30 s; and for as long as there is a link, in any case.
 #[test]
 fn who_was_off_for_longer_than_it_is_waited_for_comes_back_while_there_is_a_link() {
-    use Reason::{DisabledByConfig, Negotiating, PeerAskedForTcp, PeerRefused, PeerWithoutLibrary};
+    use Reason::{DisabledByConfig, NotClaimed, PeerAskedForTcp, PeerWithoutLibrary};
     let came = [(28, true), (35, true), (100, false)].map(|(s, alone)| off_for(s, alone));
     assert_eq!(
         came,
         [
             ([DisabledByConfig, PeerAskedForTcp], true, [Reason::None; 2]),
-            ([DisabledByConfig, PeerWithoutLibrary], false, [Negotiating, PeerWithoutLibrary]),
-            ([DisabledByConfig, PeerRefused], true, [Reason::None; 2]),
+            ([DisabledByConfig, PeerWithoutLibrary], false, [NotClaimed, PeerWithoutLibrary]),
+            ([DisabledByConfig, PeerAskedForTcp], true, [Reason::None; 2]),
         ]
     );
 }

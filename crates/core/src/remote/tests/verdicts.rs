@@ -1,0 +1,84 @@
+//! Whom nobody asks for, between hosts where others have the library: what is said of it, and when.
+
+use super::*;
+
+const SECOND_NS: u64 = 1_000_000_000;
+
+impl Rig {
+    /// One end uses a connection, and the other one's program has no library: what is said of it
+    /// at first, and when it has been used for a second.
+    fn used_alone(&mut self, i: usize, side: usize) -> [Reason; 2] {
+        let began = sys::now_ns();
+        for _ in 0..4 {
+            self.send(i, side, 10);
+            self.settle();
+        }
+        let first = self.reason(i, side);
+        // (The thread is asked no later than then, however long the machine takes for that.)
+        testing::pass_ns((began + SECOND_NS).saturating_sub(sys::now_ns()));
+        self.settle();
+        [first, self.reason(i, side)]
+    }
+}
+
+#[test]
+fn a_plain_client_of_a_host_where_others_have_the_library() {
+    for model in MODELS {
+        let mut rig = Rig::new(Order::Prompt, model, 2);
+        let other = rig.connect(0, 1);
+        rig.promoted(other);
+        let i = rig.connect(0, 1);
+        let said = rig.used_alone(i, A);
+        assert_eq!(said, [Reason::Negotiating, Reason::PeerWithoutLibrary]);
+        // And so for as long as it is used.
+        for _ in 0..70 {
+            testing::pass_ns(SECOND_NS);
+            rig.send(i, A, 10);
+            rig.settle();
+            assert_eq!(rig.reason(i, A), Reason::PeerWithoutLibrary);
+        }
+        // It is waited for all the same.
+        rig.promoted(i);
+        rig.exchange(i, 10_000);
+        rig.finish();
+    }
+}
+
+#[test]
+fn a_plain_server_beside_one_that_has_the_library() {
+    for model in MODELS {
+        let mut rig = Rig::new(Order::Prompt, model, 2);
+        let other = rig.connect(0, 1);
+        rig.promoted(other);
+        let i = rig.connect(0, 1);
+        let said = rig.used_alone(i, C);
+        assert_eq!(said, [Reason::Negotiating, Reason::NotClaimed]);
+        rig.promoted(i);
+        rig.exchange(i, 10_000);
+        rig.finish();
+    }
+}
+
+/// The other process's link breaks, and is made again: told anew, judged anew.
+#[test]
+fn a_plain_server_beside_one_that_is_found_again() {
+    let mut rig = Rig::new(Order::Prompt, Model::ROCE, 2);
+    let other = rig.connect(0, 1);
+    rig.promoted(other);
+    let i = rig.connect(0, 1);
+    rig.used_alone(i, C);
+    for _ in 0..3 {
+        rig.break_links(0);
+        for _ in 0..40 {
+            rig.chat(other);
+            rig.settle();
+            rig.pass();
+        }
+        let began = sys::now_ns();
+        rig.settle();
+        testing::pass_ns((began + SECOND_NS).saturating_sub(sys::now_ns()));
+        rig.settle();
+        assert_ne!(rig.reason(i, C), Reason::Negotiating, "{}", rig.describe());
+    }
+    rig.finish();
+}
