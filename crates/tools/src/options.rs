@@ -334,6 +334,12 @@ pub fn ps_command() -> Command {
         .about("Show which processes of this host are accelerated")
         .version(VERSION)
         .args(watch_args())
+        .arg(
+            Arg::new("wide")
+                .long("wide")
+                .help("Every column: bytes by path, and the container, too")
+                .action(ArgAction::SetTrue),
+        )
         .arg(json_flag().help("Print JSON"))
 }
 

@@ -4,8 +4,8 @@ use crate::latencies::Latencies;
 use crate::segment::Process;
 use crate::selection::{Selection, sum};
 use crate::show::{
-    Section, View, accelerated_total, address, bytes_by_path, connections_total, one_line,
-    path_name, reason_name, share, size, title, totals, uncounted, way,
+    Section, View, accelerated_total, address, bytes_by_path, bytes_headings, connections_total,
+    one_line, path_name, reason_name, share, size, title, totals, uncounted, way,
 };
 use crate::table::Table;
 use crate::terminal;
@@ -265,16 +265,20 @@ fn sockets_json(change: &Change<'_>, selection: &Selection) -> Value {
     Value::Array(shown.iter().map(socket).collect())
 }
 
-/// Several processes, a line each.
-pub fn processes_text(changes: &[Change<'_>], columns: Option<usize>) -> String {
-    let mut table =
-        Table::new(&[">Pid", "Program", ">Open", ">New/s", ">Sent", ">Received", ">Share"]);
+/// Several processes, a line each. Wide: by path, too.
+pub fn processes_text(changes: &[Change<'_>], view: &View<'_>) -> String {
+    let narrow = [">Pid", "Program", ">Open", ">New/s", ">Sent", ">Received", ">Share"];
+    let mut headings: Vec<String> = narrow.map(str::to_owned).into();
+    if view.is_wide {
+        headings.extend(bytes_headings("/s"));
+    }
+    let mut table = Table::new(&headings.iter().map(String::as_str).collect::<Vec<_>>());
     for change in changes {
         let bytes = change.bytes();
         let (tx, rx) = bytes.iter().fold((0u64, 0u64), |(tx, rx), more| {
             (tx.saturating_add(more.0), rx.saturating_add(more.1))
         });
-        table.row([
+        let mut row = vec![
             change.after.pid.to_string(),
             one_line(&change.after.name),
             sum(&change.after.header.open_by_path).to_string(),
@@ -282,7 +286,12 @@ pub fn processes_text(changes: &[Change<'_>], columns: Option<usize>) -> String 
             change.bytes_per_s(tx),
             change.bytes_per_s(rx),
             share(change.after).unwrap_or_else(|| String::from("-")),
-        ]);
+        ];
+        if view.is_wide {
+            row.extend(bytes.iter().map(|(tx, _)| change.bytes_per_s(*tx)));
+            row.extend(bytes.iter().map(|(_, rx)| change.bytes_per_s(*rx)));
+        }
+        table.row(row);
     }
-    table.render(columns)
+    table.render(view.fits())
 }

@@ -554,10 +554,73 @@ pub fn processes_json(found: &[Found]) -> Value {
 /// The processes that have the library, as a table for a terminal of so many columns
 /// ([`terminal::columns`]); what is odd about one stands below it.
 pub fn processes_text(found: &[Found], columns: Option<usize>) -> String {
-    let mut table = Table::new(&[
-        ">Pid", "Program", ">Uid", "Library", ">Uptime", ">Tcp", ">Shm", ">Rdma", ">Utcp",
-        ">Total", ">Share",
-    ]);
+    let mut table = Table::new(&PROCESS_COLUMNS);
+    for process in found.iter().filter_map(|found| found.process.as_ref().ok()) {
+        table.row(process_cells(process));
+    }
+    let notes = process_notes(found, true);
+    let behind = if notes.is_empty() { "" } else { "\n" };
+    terminal::fold(table.render(columns) + behind + &notes, columns)
+}
+
+/// The same with every column, however wide that is: also the bytes so far, by path.
+pub fn wide_processes_text(found: &[Found]) -> String {
+    let mut headings: Vec<String> = PROCESS_COLUMNS.map(str::to_owned).into();
+    headings.push(String::from(">Protocol"));
+    headings.extend(bytes_headings(""));
+    headings.push(String::from("Container"));
+    let mut table = Table::new(&headings.iter().map(String::as_str).collect::<Vec<_>>());
+    for process in found.iter().filter_map(|found| found.process.as_ref().ok()) {
+        let bytes = bytes_by_path(process);
+        let mut row = Vec::from(process_cells(process));
+        let protocol = process.header.protocol.map(|number| number.to_string());
+        row.push(protocol.unwrap_or_else(|| String::from("-")));
+        row.extend(bytes.iter().map(|(tx, _)| tx.to_string()));
+        row.extend(bytes.iter().map(|(_, rx)| rx.to_string()));
+        row.push(process.container.clone().unwrap_or_else(|| String::from("-")));
+        table.row(row);
+    }
+    let notes = process_notes(found, false);
+    let behind = if notes.is_empty() { "" } else { "\n" };
+    table.render(None) + behind + &notes
+}
+
+const PROCESS_COLUMNS: [&str; 11] = [
+    ">Pid", "Program", ">Uid", "Library", ">Uptime", ">Tcp", ">Shm", ">Rdma", ">Utcp", ">Total",
+    ">Share",
+];
+
+/// Of the bytes that are sent and received on each path; `per`: in which time.
+pub(crate) fn bytes_headings(per: &str) -> Vec<String> {
+    let heading = |way: &str, path: Path| {
+        let (first, rest) = path.name().split_at(1);
+        format!(">{way}-{}{rest}{per}", first.to_ascii_uppercase())
+    };
+    let ways = ["Tx", "Rx"].into_iter();
+    ways.flat_map(|way| Path::ALL.map(|path| heading(way, path))).collect()
+}
+
+fn process_cells(process: &Process) -> [String; PROCESS_COLUMNS.len()] {
+    let header = &process.header;
+    let [tcp, shm, rdma, utcp] = Path::ALL
+        .map(|path| header.open_by_path.get(path as usize).copied().unwrap_or(0).to_string());
+    [
+        process.pid.to_string(),
+        one_line(&process.name),
+        process.uid.to_string(),
+        header.library.map_or_else(|| String::from("-"), version),
+        process.uptime.map_or_else(|| String::from("-"), age),
+        tcp,
+        shm,
+        rdma,
+        utcp,
+        connections_total(process).to_string(),
+        share(process).unwrap_or_else(|| String::from("-")),
+    ]
+}
+
+/// What is odd about a process, and, where no column has it, its container.
+fn process_notes(found: &[Found], says_container: bool) -> String {
     let mut notes = String::new();
     for found in found {
         let process = match &found.process {
@@ -567,23 +630,7 @@ pub fn processes_text(found: &[Found], columns: Option<usize>) -> String {
                 continue;
             }
         };
-        let header = &process.header;
-        let [tcp, shm, rdma, utcp] = Path::ALL
-            .map(|path| header.open_by_path.get(path as usize).copied().unwrap_or(0).to_string());
-        table.row([
-            process.pid.to_string(),
-            one_line(&process.name),
-            process.uid.to_string(),
-            header.library.map_or_else(|| String::from("-"), version),
-            process.uptime.map_or_else(|| String::from("-"), age),
-            tcp,
-            shm,
-            rdma,
-            utcp,
-            connections_total(process).to_string(),
-            share(process).unwrap_or_else(|| String::from("-")),
-        ]);
-        if let Some(container) = &process.container {
+        if let Some(container) = process.container.as_ref().filter(|_| says_container) {
             let _ = writeln!(notes, "{}: in container {container}", process.pid);
         }
         if process.is_library_replaced() {
@@ -595,11 +642,7 @@ pub fn processes_text(found: &[Found], columns: Option<usize>) -> String {
             );
         }
     }
-    let mut out = table.render(columns);
-    if !notes.is_empty() {
-        out = out + "\n" + &notes;
-    }
-    terminal::fold(out, columns)
+    notes
 }
 
 /// Which library a process has, and by which version of their protocol it agrees with others.

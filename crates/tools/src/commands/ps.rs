@@ -11,17 +11,21 @@ pub fn main(matches: &ArgMatches) -> c_int {
     let is_json = matches.get_flag("json");
     match ss::pause(matches) {
         Some(pause) => ss::watch_all(matches, pause, is_json),
-        None => show("netacc", is_json),
+        None => show("netacc", is_json, matches.get_flag("wide")),
     }
 }
 
 /// The same for `tool`.
-pub fn show(tool: &str, is_json: bool) -> c_int {
+pub fn show(tool: &str, is_json: bool, is_wide: bool) -> c_int {
     let (found, not_permitted) = Looks::default().all();
     if is_json {
         return print(tool, &format!("{:#}\n", show::processes_json(&found)));
     }
-    let status = print(tool, &show::processes_text(&found, terminal::columns()));
+    let text = match is_wide {
+        true => show::wide_processes_text(&found),
+        false => show::processes_text(&found, terminal::columns()),
+    };
+    let status = print(tool, &text);
     if not_permitted > 0 && !rustix::process::geteuid().is_root() {
         terminal::complain(&format!(
             "{tool}: {not_permitted} processes of other users may not be read: root sees them, too"

@@ -51,7 +51,7 @@ pub fn main(matches: &ArgMatches) -> c_int {
             };
             watch.run()
         }
-        None if words.is_empty() => ps::show(TOOL, is_json),
+        None if words.is_empty() => ps::show(TOOL, is_json, view.is_wide),
         None => once(&words, is_json, &view),
     }
 }
@@ -86,7 +86,7 @@ pub(super) fn watch_all(matches: &ArgMatches, pause: Duration, is_json: bool) ->
     let (selection, times) = (Selection::default(), matches.get_one::<u32>("times").copied());
     let view = View {
         sections: &[Section::Counts],
-        is_wide: false,
+        is_wide: matches.get_flag("wide"),
         columns: terminal::columns(),
         selection: &selection,
     };
@@ -239,7 +239,7 @@ impl Watch<'_> {
         });
         let found: Vec<Change<'_>> = found.collect();
         if !self.is_json && self.words.is_empty() {
-            return rates::processes_text(&found, view.fits()) + "\n";
+            return rates::processes_text(&found, view) + "\n";
         }
         let text = |change: &Change<'_>| match self.is_json {
             true => format!("{}\n", rates::json(change, view)),
