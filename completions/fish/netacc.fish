@@ -146,6 +146,7 @@ complete -c netacc -n "__fish_netacc_using_subcommand ss" -s c -d 'Clear what en
 complete -c netacc -n "__fish_netacc_using_subcommand ss" -l json -d 'Print JSON'
 complete -c netacc -n "__fish_netacc_using_subcommand ps" -s w -d 'Again and again' -r
 complete -c netacc -n "__fish_netacc_using_subcommand ps" -s n -d 'How often' -r
+complete -c netacc -n "__fish_netacc_using_subcommand ps" -l wide -d 'Every column: bytes by path, and the container, too'
 complete -c netacc -n "__fish_netacc_using_subcommand ps" -l json -d 'Print JSON'
 complete -c netacc -n "__fish_netacc_using_subcommand ps" -s h -l help -d 'Print help'
 complete -c netacc -n "__fish_netacc_using_subcommand ps" -s V -l version -d 'Print version'
@@ -287,4 +288,4 @@ complete -c netacc -n "__fish_netacc_using_subcommand help; and __fish_seen_subc
 # Behind the options: the command line of the program that is started, or the processes that have the library.
 complete -c netacc -n '__fish_seen_subcommand_from run' -x -a '(__fish_complete_subcommand --fcs-skip=2 -f --profile -s -p -t -A -F -P --poll-tcp -i --rdma-stall --kernel-policy --rdma-keeper --paths --io-uring)'
 complete -c netacc -n '__fish_seen_subcommand_from doctor' -x -a '(__fish_complete_subcommand --fcs-skip=2 )'
-complete -c netacc -n '__fish_seen_subcommand_from ss' -f -a "(netacc ps 2>/dev/null | string replace -rf '^ *(\d+) +(\S+) .*' '$1\t$2')"
+complete -c netacc -n '__fish_seen_subcommand_from ss' -f -a "(netacc ps 2>/dev/null | string replace -rf '^ *(\d+) +(\S+) .*' '\$1\t\$2')"

@@ -85,4 +85,4 @@ complete -c netacc_ss -l wide -d 'Every column, and counters that are 0'
 complete -c netacc_ss -s c -d 'Clear what ended processes left'
 complete -c netacc_ss -l json -d 'Print JSON'
 # Behind the options: the command line of the program that is started, or the processes that have the library.
-complete -c netacc_ss -f -a "(netacc ps 2>/dev/null | string replace -rf '^ *(\d+) +(\S+) .*' '$1\t$2')"
+complete -c netacc_ss -f -a "(netacc ps 2>/dev/null | string replace -rf '^ *(\d+) +(\S+) .*' '\$1\t\$2')"
