@@ -154,7 +154,7 @@ fn registry(found: &[Found], not_permitted: usize, past: &mut Past) -> Registry 
     let mut registry = Registry::with_prefix("netacc");
     let mut families = Families { registry: &mut registry };
     let processes = families.gauge("processes", "Processes that have the library");
-    let help = "Processes of other users that could not be asked";
+    let help = "Processes that may not be looked at, with or without the library";
     let hidden = families.gauge("processes_not_permitted", help);
     set(&processes, Labels::new(), found.len() as u64);
     set(&hidden, Labels::new(), not_permitted as u64);

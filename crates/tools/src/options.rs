@@ -237,6 +237,8 @@ pub fn ss_command() -> Command {
             Arg::new("clear")
                 .short('c')
                 .help("Clear what ended processes left")
+                .conflicts_with_all(["option-pid", "pid", "show", "wide", "watch"])
+                .conflicts_with_all(["port", "peer", "path", "reason", "sort"])
                 .action(ArgAction::SetTrue),
         )
         .arg(json_flag().help("Print JSON"))
@@ -296,7 +298,7 @@ const SS_HELP: &str = "\
 Usage: netacc_ss [OPTIONS] [[-p] <pid|name>...]
 
 Show the NetACC connections of processes; without a process, which processes
-of this host are accelerated.
+of this host are accelerated, or what is asked for of all of them.
 
 OPTIONS:
    -p <pid>     Process to look at, by its number or name; several with commas,
@@ -310,7 +312,8 @@ OPTIONS:
                   sock  each open connection
    -w <seconds> Again and again: what has changed since the last time, and how
                 fast; -n <times> ends after so many.
-   -c           Clear what ended processes left: their traces (netacc trace).
+   -c           Clear what all ended processes left, as far as it is yours: their
+                traces (netacc trace).
    --wide       Every column, and counters that are 0.
    --json       Print JSON.
    -h           Show this help.

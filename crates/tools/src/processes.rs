@@ -16,7 +16,7 @@ pub struct Found {
 /// A word that names no process.
 #[derive(Debug, PartialEq, Eq)]
 pub enum Unknown {
-    /// 0, or more than any process can have.
+    /// 0, no word at all, or more than any process can have.
     Number(String),
     /// No accelerated process has this name.
     Name(String),
@@ -26,7 +26,7 @@ impl fmt::Display for Unknown {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Unknown::Number(word) => {
-                write!(f, "{word}: not the number of a process; valid: 1 to {}", u32::MAX)
+                write!(f, "{word}: not the number of a process; valid: 1 to {}", i32::MAX)
             }
             Unknown::Name(word) => write!(
                 f,
@@ -49,8 +49,9 @@ pub fn named_again(words: &[String], looks: &mut Looks) -> Result<Vec<Found>, Un
     for word in words {
         let before = found.len();
         if word.bytes().all(|byte| byte.is_ascii_digit()) {
-            let pid = word.parse().ok().filter(|pid| *pid != 0);
-            let pid = pid.ok_or_else(|| Unknown::Number(word.clone()))?;
+            let pid = word.parse().ok().filter(|pid| *pid != 0 && *pid <= i32::MAX as u32);
+            let said = || if word.is_empty() { String::from("\"\"") } else { word.clone() };
+            let pid = pid.ok_or_else(|| Unknown::Number(said()))?;
             if !found.iter().any(|other| other.pid == pid) {
                 found.push(Found { pid, process: looks.read(pid) });
             }

@@ -5,7 +5,7 @@ use crate::segment::Process;
 use crate::selection::{Selection, sum};
 use crate::show::{
     Section, View, accelerated_total, address, bytes_by_path, bytes_headings, connections_total,
-    one_line, path_name, reason_name, share, size, title, totals, uncounted, way,
+    counted, one_line, path_name, reason_name, share, size, title, totals, uncounted, way,
 };
 use crate::table::Table;
 use crate::terminal;
@@ -146,9 +146,9 @@ fn counts_text(change: &Change<'_>, view: &View<'_>) -> String {
     let accelerated =
         accelerated_total(change.after).saturating_sub(accelerated_total(change.before));
     let mut out = format!(
-        "{}: in {seconds:.1} s {} connections, {accelerated} accelerated\n\n",
+        "{}: in {seconds:.1} s {}, {accelerated} accelerated\n\n",
         title(change.after),
-        change.new_connections(),
+        counted(change.new_connections(), "new connection"),
     );
     let mut paths = Table::new(&["Path", ">Open", ">New/s", ">Sent", ">Received"]);
     let bytes = change.bytes();

@@ -260,11 +260,14 @@ fn counts_text(process: &Process, view: &View<'_>) -> String {
     let total = connections_total(process);
     let accelerated = accelerated_total(process);
     let share = share(process).map_or_else(String::new, |share| format!(" ({share})"));
-    let mut out =
-        format!("{}: {total} connections, {accelerated} accelerated{share}\n", title(process));
+    let mut out = format!(
+        "{}: {}, {accelerated} accelerated{share}\n",
+        title(process),
+        counted(total, "connection")
+    );
     let _ = writeln!(out, "{}\n", versions(process));
 
-    let mut paths = Table::new(&["Path", ">Open", ">Total", ">Tx-Bytes", ">Rx-Bytes"]);
+    let mut paths = Table::new(&["Path", ">Open", ">Best-Ever", ">Tx-Bytes", ">Rx-Bytes"]);
     let bytes = bytes_by_path(process);
     for ((index, path), (tx, rx)) in Path::ALL.iter().enumerate().zip(bytes) {
         let value = |values: &[u64]| values.get(index).copied().unwrap_or(0).to_string();
@@ -443,7 +446,7 @@ fn channels_text(process: &Process, view: &View<'_>) -> String {
         ">Slots",
         ">Pairs",
         ">Connections",
-        ">Memory",
+        ">Reserved",
     ]);
     for channel in &process.header.channels {
         table.row([
@@ -455,11 +458,11 @@ fn channels_text(process: &Process, view: &View<'_>) -> String {
             channel.slots_total.to_string(),
             channel.pairs.to_string(),
             channel.connections_total.to_string(),
-            channel.arena_bytes.to_string(),
+            size(channel.arena_bytes),
         ]);
     }
-    let count = process.header.channels.len();
-    format!("{}: {count} channels\n\n{}", title(process), table.render(view.fits()))
+    let count = counted(process.header.channels.len() as u64, "channel");
+    format!("{}: {count}\n\n{}", title(process), table.render(view.fits()))
 }
 
 /// What the library has mapped in a process; nothing where it has ended.
@@ -518,6 +521,11 @@ pub(crate) fn size(bytes: u64) -> String {
         unit += 1;
     }
     format!("{value:.1} {}", UNITS[unit])
+}
+
+/// So many of them, in words.
+pub(crate) fn counted(number: u64, what: &str) -> String {
+    format!("{number} {what}{}", if number == 1 { "" } else { "s" })
 }
 
 pub(crate) fn title(process: &Process) -> String {

@@ -261,7 +261,7 @@ fn tables_say_the_same() {
     }
     assert!(text(&["-s", "cfg", &pid]).contains("NACC_LOG_PATH=\"/a b\" # file:2\n"));
     let qp = text(&["-s", "qp", &pid]);
-    for row in ["shm - 99 open 2 256 0 6 65536", "rdma 10.0.0.2 4711 open 1 32 3 5 262144"] {
+    for row in ["shm - 99 open 2 256 0 6 64.0 KiB", "rdma 10.0.0.2 4711 open 1 32 3 5 256.0 KiB"] {
         assert!(words(&qp).contains(&row.to_owned()), "{qp}");
     }
     let mem = text(&["-s", "mem", &pid]);

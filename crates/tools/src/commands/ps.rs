@@ -28,7 +28,8 @@ pub fn show(tool: &str, is_json: bool, is_wide: bool) -> c_int {
     let status = print(tool, &text);
     if not_permitted > 0 && !rustix::process::geteuid().is_root() {
         terminal::complain(&format!(
-            "{tool}: {not_permitted} processes of other users may not be read: root sees them, too"
+            "{tool}: {not_permitted} processes of other users may not be looked at, whether they have the \
+             library or not: root sees them, too"
         ));
     }
     status

@@ -1,5 +1,6 @@
 //! `netacc_ss`, `netacc ss`: shows the connections of running processes, and why those on TCP are
-//! on TCP. Without a process it shows which there are, as `netacc ps` does.
+//! on TCP. Without a process it shows which there are, as `netacc ps` does, or what is asked for of
+//! all of them.
 
 use super::{STATUS_FAILED, STATUS_USAGE, hold_standard_descriptors, parse, print, ps};
 use crate::processes::{self, Found, Looks, Unknown};
@@ -40,18 +41,20 @@ pub fn main(matches: &ArgMatches) -> c_int {
         selection: &selection,
     };
     let is_json = matches.get_flag("json");
+    let is_overview = words.is_empty() && !asks_for_sections(matches, &selection);
     match pause(matches) {
         Some(pause) => {
             let watch = Watch {
                 words: &words,
                 pause,
                 times: matches.get_one::<u32>("times").copied(),
+                is_overview: is_overview && !is_json,
                 is_json,
                 view: &view,
             };
             watch.run()
         }
-        None if words.is_empty() => ps::show(TOOL, is_json, view.is_wide),
+        None if is_overview => ps::show(TOOL, is_json, view.is_wide),
         None => once(&words, is_json, &view),
     }
 }
@@ -90,7 +93,7 @@ pub(super) fn watch_all(matches: &ArgMatches, pause: Duration, is_json: bool) ->
         columns: terminal::columns(),
         selection: &selection,
     };
-    Watch { words: &[], pause, times, is_json, view: &view }.run()
+    Watch { words: &[], pause, times, is_overview: !is_json, is_json, view: &view }.run()
 }
 
 /// What is asked for of the connections. (The parser lets only words through that mean something.)
@@ -108,10 +111,22 @@ fn selection(matches: &ArgMatches) -> Selection {
     }
 }
 
+/// Sections are named, or connections selected.
+fn asks_for_sections(matches: &ArgMatches, selection: &Selection) -> bool {
+    names_sections(matches) || selects(matches, selection)
+}
+
+fn names_sections(matches: &ArgMatches) -> bool {
+    matches.value_source("show") == Some(ValueSource::CommandLine)
+}
+
+fn selects(matches: &ArgMatches, selection: &Selection) -> bool {
+    !selection.is_all() || matches.contains_id("sort")
+}
+
 /// What is shown. Who selects connections wants to see them.
 fn sections(matches: &ArgMatches, selection: &Selection) -> Vec<Section> {
-    let is_asked = matches.value_source("show") == Some(ValueSource::CommandLine);
-    if !is_asked && (!selection.is_all() || matches.contains_id("sort")) {
+    if !names_sections(matches) && selects(matches, selection) {
         return vec![Section::Sockets];
     }
     let asked = matches.get_many::<String>("show").into_iter().flatten();
@@ -134,6 +149,14 @@ fn readable(found: Vec<Found>) -> (Vec<Process>, c_int) {
     (read, status)
 }
 
+/// All processes that have the library, and that may be read, whole.
+fn all(looks: &mut Looks) -> Vec<Process> {
+    let mut all: Vec<Process> =
+        looks.all().0.into_iter().filter_map(|it| it.process.ok()).collect();
+    all.iter_mut().for_each(Process::complete);
+    all
+}
+
 fn unknown(unknown: &Unknown) -> c_int {
     terminal::complain(&format!("{TOOL}: {}", one_line(&unknown.to_string())));
     match unknown {
@@ -142,12 +165,13 @@ fn unknown(unknown: &Unknown) -> c_int {
     }
 }
 
+/// `words`: processes; none: all that have the library, and that may be read.
 fn once(words: &[String], is_json: bool, view: &View<'_>) -> c_int {
-    let found = match processes::named(words) {
-        Ok(found) => found,
+    let (read, status) = match processes::named(words) {
+        Ok(_) if words.is_empty() => (all(&mut Looks::default()), 0),
+        Ok(found) => readable(found),
         Err(error) => return unknown(&error),
     };
-    let (read, status) = readable(found);
     // One number is answered by one object, everything else by a list.
     let is_single = matches!(words, [word] if word.parse::<u32>().is_ok());
     let shown = match (is_json, read.as_slice()) {
@@ -177,6 +201,8 @@ struct Watch<'a> {
     words: &'a [String],
     pause: Duration,
     times: Option<u32>,
+    /// A row for each process, for people.
+    is_overview: bool,
     /// A line for each process and time.
     is_json: bool,
     view: &'a View<'a>,
@@ -212,15 +238,11 @@ impl Watch<'_> {
 
     fn look(&self, looks: &mut Looks) -> Result<Vec<Process>, Unknown> {
         match self.words {
-            [] => {
-                let mut all: Vec<Process> =
-                    looks.all().0.into_iter().filter_map(|it| it.process.ok()).collect();
-                // (For people, connections are not shown here.)
-                if self.is_json {
-                    all.iter_mut().for_each(Process::complete);
-                }
-                Ok(all)
+            // (Connections, and their addresses, are not shown there.)
+            [] if self.is_overview => {
+                Ok(looks.all().0.into_iter().filter_map(|it| it.process.ok()).collect())
             }
+            [] => Ok(all(looks)),
             words => processes::named_again(words, looks).map(|found| readable(found).0),
         }
     }
@@ -238,7 +260,7 @@ impl Watch<'_> {
             change.is_of_one().then_some(change)
         });
         let found: Vec<Change<'_>> = found.collect();
-        if !self.is_json && self.words.is_empty() {
+        if self.is_overview {
             return rates::processes_text(&found, view) + "\n";
         }
         let text = |change: &Change<'_>| match self.is_json {

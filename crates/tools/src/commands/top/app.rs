@@ -300,7 +300,7 @@ impl App {
                 let hidden = self.now.as_ref().map_or(0, |look| look.not_permitted);
                 let hidden = match hidden {
                     0 => String::new(),
-                    hidden => format!(", {hidden} of other users not shown"),
+                    hidden => format!(", {hidden} that may not be looked at"),
                 };
                 format!("netacc: {processes} processes{hidden}")
             }

@@ -204,7 +204,9 @@ mod tests {
             assert!(usual.contains(word), "{word}: {usual}");
         }
         let wide = picture(&mut app, 200, 8).join("\n");
-        for word in ["3 of other users", "0.1.0*", "1h1m", "90.0 %", "2.0 MiB", "Container"] {
+        for word in
+            ["3 that may not be looked at", "0.1.0*", "1h1m", "90.0 %", "2.0 MiB", "Container"]
+        {
             assert!(wide.contains(word), "{word}: {wide}");
         }
     }
