@@ -37,14 +37,12 @@ pub(crate) fn main(spec: &str, ports: &[u16]) -> crate::Result<()> {
         Traffic::Idle => idle(&spec, server)?,
     };
     let seconds = outcome.elapsed.as_secs_f64();
-    println!(
-        "{}",
-        json!({
-            "event": "done",
-            "rate": if seconds > 0.0 { outcome.units as f64 / seconds } else { 0.0 },
-            "latencies": stats::pairs(&outcome.latencies),
-        })
-    );
+    let done = json!({
+        "event": "done",
+        "rate": if seconds > 0.0 { outcome.units as f64 / seconds } else { 0.0 },
+        "latencies": stats::pairs(&outcome.latencies),
+    });
+    crate::say(&format!("{done}\n"))?;
     io::stdin().read_to_end(&mut Vec::new())?;
     Ok(())
 }
@@ -52,7 +50,8 @@ pub(crate) fn main(spec: &str, ports: &[u16]) -> crate::Result<()> {
 type Open = Vec<TcpStream>;
 
 fn started() {
-    println!("{}", json!({ "event": "start" }));
+    // (Who has started this one is gone where that fails; it ends with its standard input.)
+    let _ = crate::say(&format!("{}\n", json!({ "event": "start" })));
 }
 
 fn connect(server: SocketAddr) -> io::Result<TcpStream> {
@@ -260,7 +259,7 @@ fn threads(spec: &Spec, servers: &[SocketAddr], work: Work) -> crate::Result<(Ou
                     })
                     // A thread that fails leaves the others waiting for it.
                     .unwrap_or_else(|error| {
-                        eprintln!("netacc: bench client: {error}");
+                        crate::complain(&format!("netacc: bench client: {error}"));
                         std::process::exit(1)
                     })
                 })

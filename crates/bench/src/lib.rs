@@ -28,9 +28,26 @@ mod svg;
 mod sys;
 
 pub use cli::Command;
+use std::io::{self, Write};
 
 /// One error type is enough for a tool whose only reaction is to print it.
 pub type Result<T> = std::result::Result<T, Box<dyn std::error::Error>>;
+
+/// Says it on standard output. A reader that has seen enough is no error.
+fn say(text: &str) -> Result<()> {
+    let mut out = io::stdout().lock();
+    match out.write_all(text.as_bytes()).and_then(|()| out.flush()) {
+        Err(error) if error.kind() != io::ErrorKind::BrokenPipe => {
+            Err(format!("standard output: {error}").into())
+        }
+        _ => Ok(()),
+    }
+}
+
+/// Says a line on standard error. (Where nobody hears that there is nothing else to do.)
+fn complain(line: &str) {
+    let _ = io::stderr().write_all(format!("{line}\n").as_bytes());
+}
 
 impl Command {
     /// Runs the subcommand: whether all runs ended with exact bytes. Errors are one line each.

@@ -89,7 +89,7 @@ pub(crate) fn bench(args: &BenchArgs) -> crate::Result<bool> {
     let svg = args.svg.as_deref().map(Output::open).transpose()?;
     let table_wanted = args.json.as_deref().is_none_or(|path| path.as_os_str() != "-");
     if table_wanted {
-        print!("{}", report::header(args, &machine, &tools));
+        crate::say(&report::header(args, &machine, &tools))?;
     }
     let mut all = Vec::new();
     {
@@ -100,14 +100,14 @@ pub(crate) fn bench(args: &BenchArgs) -> crate::Result<bool> {
     }
     machine.load_after = load_average();
     if table_wanted {
-        print!("{}", report::table(&all));
-        println!("load average after: {}; {} CPUs", machine.load_after, machine.cpus);
+        let (table, load) = (report::table(&all), &machine.load_after);
+        crate::say(&format!("{table}load average after: {load}; {} CPUs\n", machine.cpus))?;
     }
     if args.json.is_some() {
         let text =
             serde_json::to_string_pretty(&report::json(args, &machine, &tools, &all))? + "\n";
         match &json {
-            None => print!("{text}"),
+            None => crate::say(&text)?,
             Some(file) => file.write(&text)?,
         }
     }
@@ -149,12 +149,12 @@ fn run_workload(args: &BenchArgs, workload: Workload, tools: &Tools) -> Series {
                 .map_err(|error| error.to_string());
             if !args.quiet {
                 let name = workload.name.word();
-                eprintln!(
+                crate::complain(&format!(
                     "{name:<14} {round}/{} {:<11} {}",
                     args.rounds,
                     kind.word(),
                     report::progress(&workload, &result)
-                );
+                ));
             }
             runs.push(Run { kind, round, result });
         }

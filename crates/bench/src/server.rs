@@ -20,7 +20,7 @@ pub(crate) fn main(spec: &str) -> crate::Result<()> {
         .iter()
         .map(|listener| Ok(listener.local_addr()?.port()))
         .collect::<io::Result<Vec<_>>>()?;
-    println!("{}", json!({ "event": "listening", "ports": ports }));
+    crate::say(&format!("{}\n", json!({ "event": "listening", "ports": ports })))?;
     match spec.traffic {
         Traffic::PingPong => serve_blocking(&listeners[0], |stream| echo(stream, spec.request)),
         Traffic::Bulk => serve_blocking(&listeners[0], |stream| count(stream, spec.request)),

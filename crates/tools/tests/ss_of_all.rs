@@ -123,7 +123,7 @@ fn what_is_no_file_stays_what_it_is() {
         let before = fs::symlink_metadata(at).unwrap().file_type();
         let ran = metrics(at);
         assert_eq!((ran.status, ran.out.as_str()), (Some(1), ""), "{}", at.display());
-        let said = format!("{}: it is there, and no regular file", at.display());
+        let said = format!("{}: is no file, and is left as it is", at.display());
         assert!(ran.err.contains(&said), "{}", ran.err);
         assert_eq!(fs::symlink_metadata(at).unwrap().file_type(), before);
     }

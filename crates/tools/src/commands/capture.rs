@@ -1,6 +1,6 @@
 //! `netacc capture`: the bytes of accelerated connections as a file for Wireshark and tcpdump.
 
-use super::{STATUS_FAILED, STATUS_USAGE, ignore_signals_of_writes};
+use super::{STATUS_FAILED, STATUS_USAGE, ignore_signals_of_writes, is_open};
 use crate::capture::connection::Now;
 use crate::capture::follow::{PAUSE_MAX, PAUSE_MIN, Pairs, Process};
 use crate::capture::packet::PAYLOAD_MAX;
@@ -30,6 +30,8 @@ use std::time::{Duration, Instant, SystemTime};
 /// A packet has no more bytes.
 const SNAP_MAX: u32 = PAYLOAD_MAX as u32 + 4096;
 const BUFFER: usize = 1 << 20;
+/// What stands for standard output.
+const STDOUT: &str = "-";
 /// What is buffered is handed on after so long, whatever comes.
 const FLUSH: Duration = Duration::from_millis(100);
 /// It is looked after so long whether a process has its first connection.
@@ -49,9 +51,13 @@ pub fn main(matches: &ArgMatches) -> c_int {
         Err(status) => return status,
     };
     let Some(file) = matches.get_one::<PathBuf>("write") else { return STATUS_USAGE };
+    let name = match file.as_os_str() == STDOUT {
+        true => "standard output".into(),
+        false => file.to_string_lossy(),
+    };
     let out = match create(file) {
         Ok(out) => out,
-        Err(error) => return complain(format_args!("{}: {error}", file.display())),
+        Err(error) => return complain(format_args!("{name}: {error}")),
     };
     let number = |id| matches.get_one::<u32>(id).copied();
     let snap = number("snaplen").unwrap_or(SNAP_MAX).min(SNAP_MAX);
@@ -69,7 +75,7 @@ pub fn main(matches: &ArgMatches) -> c_int {
         }
         // A reader that has seen enough is no error.
         Err(error) if error.kind() == ErrorKind::BrokenPipe => status,
-        Err(error) => complain(format_args!("{}: {error}", file.display())),
+        Err(error) => complain(format_args!("{name}: {error}")),
     }
 }
 
@@ -131,7 +137,8 @@ fn selection(matches: &ArgMatches) -> Selection {
 /// Standard output, or a new file that its user alone may read: what is there already, a link too,
 /// is not written to.
 fn create(path: &Path) -> io::Result<Box<dyn Write>> {
-    if path.as_os_str() == "-" {
+    if path.as_os_str() == STDOUT {
+        is_open()?;
         if io::stdout().is_terminal() {
             let text = "this is a terminal: write to a file or a pipe";
             return Err(io::Error::new(ErrorKind::InvalidInput, text));

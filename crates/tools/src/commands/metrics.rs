@@ -60,18 +60,6 @@ fn now(state: &mut State, format: Format) -> String {
     render(&found, not_permitted, &mut state.past, format)
 }
 
-/// What is there already is taken away when the new one takes its place: a device, a pipe or a link
-/// (`/dev/stdout`) is somebody's.
-fn refuse_others(file: &Path) -> io::Result<()> {
-    match fs::symlink_metadata(file) {
-        Ok(is) if !is.is_file() => Err(io::Error::other(
-            "it is there, and no regular file: name one that is, or nothing that is there",
-        )),
-        Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
-        _ => Ok(()),
-    }
-}
-
 /// Writes a file that is not there yet: nobody else's link is followed. It tells of all users'
 /// processes: only its owner and this group read it.
 fn write(file: &Path, group: Option<u32>, text: &str) -> io::Result<()> {
@@ -96,6 +84,17 @@ fn group(file: &Path) -> Option<u32> {
     ours.or_else(folder).map(|is| is.gid())
 }
 
+/// A file is replaced, and nothing else: as root, a device would be gone, or the link to one that
+/// `/dev/stdout` is.
+fn may_be_replaced(file: &Path) -> io::Result<()> {
+    match fs::symlink_metadata(file) {
+        Ok(is) if !is.is_file() => {
+            Err(io::Error::new(io::ErrorKind::InvalidInput, "is no file, and is left as it is"))
+        }
+        _ => Ok(()),
+    }
+}
+
 /// Writes the file, once or again and again. A reader sees the old one or the new one, whole.
 fn keep(file: &Path, every: Option<Duration>) -> io::Result<()> {
     let mut state = State::default();
@@ -105,9 +104,10 @@ fn keep(file: &Path, every: Option<Duration>) -> io::Result<()> {
     loop {
         let named =
             |error: io::Error| io::Error::new(error.kind(), format!("{}: {error}", file.display()));
-        refuse_others(file).map_err(named)?;
         let text = now(&mut state, Format::Text);
-        let written = write(&new, group(file), &text).and_then(|()| fs::rename(&new, file));
+        let written = may_be_replaced(file)
+            .and_then(|()| write(&new, group(file), &text))
+            .and_then(|()| fs::rename(&new, file));
         if written.is_err() {
             let _ = fs::remove_file(&new);
         }

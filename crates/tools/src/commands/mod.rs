@@ -78,6 +78,10 @@ pub fn netacc_command() -> Command {
 /// `netacc bench` and the processes that it starts.
 fn bench(matches: &ArgMatches) -> c_int {
     ignore_signals_of_writes();
+    // Before minutes are spent on what nobody can be told.
+    if let Err(error) = is_open() {
+        return cannot_say("netacc", &error);
+    }
     let done = Bench::from_arg_matches(matches).map_err(Into::into).and_then(Bench::run);
     match done {
         Ok(true) => 0,
@@ -101,6 +105,19 @@ fn ignore_signals_of_writes() {
 
 /// Standard output was closed when the program began.
 static IS_CLOSED: AtomicBool = AtomicBool::new(false);
+
+/// Whether standard output is what it was when the program began, which may be nothing.
+fn is_open() -> io::Result<()> {
+    match IS_CLOSED.load(Ordering::Relaxed) || rustix::io::fcntl_getfd(io::stdout()).is_err() {
+        true => Err(io::Error::from_raw_os_error(libc::EBADF)),
+        false => Ok(()),
+    }
+}
+
+fn cannot_say(tool: &str, error: &io::Error) -> c_int {
+    terminal::complain(&format!("{tool}: standard output: {error}"));
+    STATUS_FAILED
+}
 
 /// Where a standard descriptor is closed, the next file that is opened would have its number, and
 /// what is said would go there.
@@ -139,16 +156,10 @@ fn print(tool: &str, text: &str) -> c_int {
 /// seen enough is no error.
 fn say(tool: &str, text: &str) -> Result<(), c_int> {
     let mut out = io::stdout().lock();
-    let done = match IS_CLOSED.load(Ordering::Relaxed) {
-        true => Err(io::Error::from_raw_os_error(libc::EBADF)),
-        false => out.write_all(tame(text).as_bytes()).and_then(|()| out.flush()),
-    };
-    done.map_err(|error| {
-        if error.kind() == io::ErrorKind::BrokenPipe {
-            return 0;
-        }
-        terminal::complain(&format!("{tool}: standard output: {error}"));
-        STATUS_FAILED
+    let done = is_open().and_then(|()| out.write_all(tame(text).as_bytes()));
+    done.and_then(|()| out.flush()).map_err(|error| match error.kind() {
+        io::ErrorKind::BrokenPipe => 0,
+        _ => cannot_say(tool, &error),
     })
 }
 

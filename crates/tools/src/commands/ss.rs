@@ -2,7 +2,7 @@
 //! on TCP. Without a process it shows which there are, as `netacc ps` does, or what is asked for of
 //! all of them.
 
-use super::{STATUS_FAILED, STATUS_USAGE, hold_standard_descriptors, parse, print, ps};
+use super::{STATUS_FAILED, STATUS_USAGE, hold_standard_descriptors, parse, print, ps, say};
 use crate::processes::{self, Found, Looks, Unknown};
 use crate::rates::{self, Change};
 use crate::segment::Process;
@@ -45,6 +45,7 @@ pub fn main(matches: &ArgMatches) -> c_int {
     match pause(matches) {
         Some(pause) => {
             let watch = Watch {
+                tool: TOOL,
                 words: &words,
                 pause,
                 times: matches.get_one::<u32>("times").copied(),
@@ -93,7 +94,8 @@ pub(super) fn watch_all(matches: &ArgMatches, pause: Duration, is_json: bool) ->
         columns: terminal::columns(),
         selection: &selection,
     };
-    Watch { words: &[], pause, times, is_overview: !is_json, is_json, view: &view }.run()
+    let is_overview = !is_json;
+    Watch { tool: "netacc", words: &[], pause, times, is_overview, is_json, view: &view }.run()
 }
 
 /// What is asked for of the connections. (The parser lets only words through that mean something.)
@@ -197,6 +199,8 @@ fn pretty(value: serde_json::Value) -> String {
 
 /// Shows every so often what has changed.
 struct Watch<'a> {
+    /// Who says so.
+    tool: &'a str,
     /// Processes; none: all that have the library.
     words: &'a [String],
     pause: Duration,
@@ -225,10 +229,12 @@ impl Watch<'_> {
                 // (Windows change their size.)
                 let view = View { columns: terminal::columns(), ..*self.view };
                 let change = self.changes(&view, before, &after, now - *then);
-                let status = print(TOOL, &change);
-                shown += 1;
-                if status != 0 || self.times == Some(shown) {
+                if let Err(status) = say(self.tool, &change) {
                     return status;
+                }
+                shown += 1;
+                if self.times == Some(shown) {
+                    return 0;
                 }
             }
             before = Some((now, after));

@@ -2,6 +2,7 @@
 //! killed while it had them out (`docs/design/utcp.md`). The library starts it, with one end of a
 //! link as descriptor 3; it stands in no list of commands.
 
+use crate::terminal;
 use netacc_packet::sys::Fd;
 use rustix::fs::FileType;
 use rustix::process::{Resource, Rlimit};
@@ -34,7 +35,7 @@ pub fn main() -> c_int {
             0
         }
         _ => {
-            eprintln!("netacc: {NAME} is started by the library, for itself");
+            terminal::complain(&format!("netacc: {NAME} is started by the library, for itself"));
             super::STATUS_USAGE
         }
     }
