@@ -717,19 +717,23 @@ pub fn answer_warm_up(fd: Fd, before: impl Fn()) {
 /// Whether what comes on this connection comes on the fast path, as the library says itself.
 pub fn receives_fast(fd: Fd) -> bool {
     const RX_PATH: usize = 3;
-    path_told(fd, RX_PATH)
+    path_told(fd, RX_PATH) != 0
 }
 
 /// The same of what this end sends.
 pub fn sends_on_a_fast_path(fd: Fd) -> bool {
+    sends_by(fd) != 0
+}
+
+/// By which path this end sends, as the library says itself (`netacc.h`); TCP without one.
+pub fn sends_by(fd: Fd) -> u8 {
     const TX_PATH: usize = 2;
     path_told(fd, TX_PATH)
 }
 
-/// Whether a field of the library's answer (`netacc.h`) is another path than TCP.
-fn path_told(fd: Fd, field: usize) -> bool {
+fn path_told(fd: Fd, field: usize) -> u8 {
     let told = sys::getopt_bytes(fd, NETACC.0, NETACC.1, 24).unwrap_or_default();
-    told.chunks_exact(4).nth(field).is_some_and(|path| path != [0; 4])
+    told.chunks_exact(4).nth(field).map_or(0, |path| path[0])
 }
 
 /// One message of it. False: it was the last.

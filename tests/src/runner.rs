@@ -473,6 +473,7 @@ fn start(scenario: &Scenario, role: Role, mode: Mode, build: &Build) -> Side {
         Mode::Looks => {
             let _ = command.env("LD_PRELOAD", &build.switching).env("NETACC_TEST_LOOKS", LOOKS_US);
         }
+        Mode::Rdma => drop(command.envs(scenario.rdma_environment.iter().copied())),
         _ => {}
     }
     let mut child = command.spawn().expect("start a scenario process");

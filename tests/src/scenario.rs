@@ -37,6 +37,8 @@ pub struct Scenario {
     pub length: u32,
     /// For so many seconds it waits, in each mode: it is begun early.
     pub seconds: u32,
+    /// What the library's environment has besides, in the mode `rdma`.
+    pub rdma_environment: &'static [(&'static str, &'static str)],
     pub parts: Parts,
 }
 
@@ -106,6 +108,7 @@ const fn of_two(name: &'static str, about: &'static str, parts: Parts) -> Scenar
         skip: &[],
         length: 1,
         seconds: 0,
+        rdma_environment: &[],
         parts,
     }
 }
@@ -120,6 +123,7 @@ pub const fn alone(name: &'static str, about: &'static str, body: fn(&Ctx)) -> S
         skip: &[],
         length: 1,
         seconds: 0,
+        rdma_environment: &[],
         parts: Parts::Alone(body),
     }
 }
@@ -159,6 +163,15 @@ impl Scenario {
     /// It waits for so many seconds, whatever the machine does.
     pub const fn waits(mut self, seconds: u32) -> Scenario {
         self.seconds = seconds;
+        self
+    }
+
+    /// The library's environment has this besides, in the mode `rdma`.
+    pub const fn over_rdma_with(
+        mut self,
+        environment: &'static [(&'static str, &'static str)],
+    ) -> Scenario {
+        self.rdma_environment = environment;
         self
     }
 

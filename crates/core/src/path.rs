@@ -249,16 +249,18 @@ impl Far {
         self.id().is_shared()
     }
 
-    /// Bytes, room or an announcement were published on a slot: they are handed on.
+    /// Bytes, room or an announcement were published on a slot: they are handed on. False: some of
+    /// it waits until somebody polls the engine.
     #[cold]
-    pub(crate) fn kick(self, slot: usize) {
+    pub(crate) fn kick(self, slot: usize) -> bool {
         match self {
             Far::Process => {}
-            Far::Mirror(wire) => wire.kick(slot),
+            Far::Mirror(wire) => return wire.kick(slot),
             Far::Utcp(device) => device.kick(slot),
             #[cfg(test)]
             Far::Loop(engine) => engine.kick(slot),
         }
+        true
     }
 
     /// What was consumed on a slot, up to `head`, is room again, and the far end is told when it is

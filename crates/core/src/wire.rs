@@ -39,13 +39,15 @@ pub(crate) struct WireSlot {
     pub(crate) leave: AtomicU32,
 }
 
-/// Something was posted, or is found lost: then the owner of the pair ends it.
+/// Something was posted, or is found lost: then the owner of the pair ends it. False: something has
+/// to wait for room.
 #[inline]
-fn posted(what: Kicked) {
+fn posted(what: Kicked) -> bool {
     if matches!(what, Kicked::Lost(_)) {
         rdma_thread::tell_of_pairs();
     }
     rdma_thread::watch_posted();
+    what != Kicked::Full
 }
 
 /// What is said of a channel's slots.
@@ -71,13 +73,13 @@ impl Wire {
         !self.dirty.swap(true, SeqCst)
     }
 
-    /// Posts what was published on a slot. The caller holds an end of the connection.
-    pub(crate) fn kick(&self, slot: usize) {
+    /// Posts what was published on a slot. The caller holds an end of the connection. False: some
+    /// of it waits until somebody polls.
+    pub(crate) fn kick(&self, slot: usize) -> bool {
         let at = self.slot(slot);
         // SAFETY: null, or a `Lanes` that is not taken away while an end of the connection is held.
-        if let Some(lanes) = unsafe { at.lanes.load(Acquire).as_ref() } {
-            posted(lanes.kick(at.lane.load(Relaxed) as u16));
-        }
+        let lanes = unsafe { at.lanes.load(Acquire).as_ref() };
+        lanes.is_none_or(|lanes| posted(lanes.kick(at.lane.load(Relaxed) as u16)))
     }
 
     /// Gives back the room of what was consumed, up to `head`, when it is time for that. The caller
@@ -87,7 +89,7 @@ impl Wire {
         let at = self.slot(slot);
         // SAFETY: as in `kick`.
         if let Some(lanes) = unsafe { at.lanes.load(Acquire).as_ref() } {
-            posted(lanes.consumed(at.lane.load(Relaxed) as u16, head));
+            let _ = posted(lanes.consumed(at.lane.load(Relaxed) as u16, head));
         }
     }
 

@@ -212,8 +212,11 @@ pub enum News {
 /// What became of a kick.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kicked {
-    /// What could be posted was posted.
+    /// What there was is posted.
     Done,
+    /// There was no room for all of it: what is left is posted by whoever polls next. What gives
+    /// room may have come, and nobody has looked.
+    Full,
     /// Another thread (or this one, below the signal handler) is posting, and does this as well.
     Left,
     /// The pair is lost.

@@ -1,7 +1,7 @@
 //! epoll: triggering, re-arming, sets and threads, errors.
 
 use super::poll::interrupted;
-use crate::ctx::{Ctx, await_bytes, blocked, comes_to_sleep, recv_exact, send_all};
+use crate::ctx::{Ctx, await_bytes, blocked, comes_to_sleep, recv_exact, send_all, sends_by};
 use crate::scenario::{Scenario, alone, obeyed, pair};
 use crate::sys::{self, E, Fd};
 use libc::{
@@ -29,7 +29,8 @@ pub(super) const EXCLUSIVE: u32 = libc::EPOLLEXCLUSIVE as u32;
 type Events = Result<Vec<(u32, u64)>, E>;
 
 // docs/manual/limits.md: "Order across connections".
-const BETWEEN_HOSTS: (&str, &str) = ("rdma", "between hosts news has no order across connections");
+const OVER_TWO_WAYS: (&str, &str) =
+    ("rdma", "a queue pair and TCP each have their own way between hosts");
 /// Sets of a process that have accelerated connections (`PLACES` of crates/core/src/channel.rs,
 /// half).
 const SETS_SERVED: usize = 128;
@@ -37,12 +38,12 @@ const SETS_SERVED: usize = 128;
 const ENDING: usize = 4;
 /// Bytes, each for the one of two threads that comes first.
 const BESIDE: u64 = 1500;
-pub(super) const UNORDERED: &[(&str, &str)] = &[BETWEEN_HOSTS];
-/// The same where connections are on their way back to TCP all the time.
-pub(super) const UNORDERED_ON_THE_WAY: &[(&str, &str)] = &[
-    BETWEEN_HOSTS,
-    ("switch", "bytes that were in the ring when its sender left it are sent again over TCP"),
-];
+/// Connections are on their way back to TCP all the time.
+const ON_THE_WAY_BACK: (&str, &str) =
+    ("switch", "bytes that were in the ring when its sender left it are sent again over TCP");
+pub(super) const UNORDERED_ON_THE_WAY: &[(&str, &str)] = &[ON_THE_WAY_BACK];
+/// In the mode `rdma`: connections of a process share a queue pair.
+pub(super) const ONE_PAIR: &[(&str, &str)] = &[("NACC_SOR_CONN_PER_QP", "8")];
 
 /// A transcript line with the events by name, sorted by data: the order within one call is not
 /// promised.
@@ -100,11 +101,6 @@ fn path_moves() -> bool {
     ["NETACC_TEST_SWITCH", "NACC_CONN_TCP_FIRST"]
         .iter()
         .any(|name| std::env::var_os(name).is_some())
-}
-
-/// Whether one connection may be on its ring, and another on the kernel, without a warm-up of both.
-fn paths_differ() -> bool {
-    path_moves() || std::env::var_os("NACC_FAST_CONNECT").is_some()
 }
 
 /// No event is due. A registration that has just changed hands between the library and the kernel
@@ -227,16 +223,24 @@ fn order_of(round: usize) -> Vec<usize> {
     list
 }
 
+/// Says by which path each of the connections has sent.
 fn send_in_order(t: &Ctx) {
     let fds = t.clients(WORTH_SORTING);
     for round in 0..ROUNDS {
         t.wait("go");
+        let mut paths = [b'?'; WORTH_SORTING];
         for i in order_of(round) {
             send_all(fds[i], &[1 + i as u8]);
+            paths[i] = b'0' + sends_by(fds[i]);
         }
-        t.tell("sent");
+        t.tell(&String::from_utf8_lossy(&paths));
     }
     t.wait("seen");
+}
+
+/// Of these connections, those that have sent by this path.
+fn by_path(order: &[usize], paths: &[u8], path: u8) -> Vec<usize> {
+    order.iter().copied().filter(|i| paths[*i] == path).collect()
 }
 
 /// How many exchanges bring a connection to any stage of its way to a ring, and beyond.
@@ -270,7 +274,8 @@ fn stage(listener: Fd, e: Fd, data: u64) -> Fd {
 }
 
 /// Has all connections sent to while nobody waits, and looks in which order they are reported.
-/// While paths move, a connection can be on TCP and its neighbour not, and their order is not kept.
+/// Where connections come onto their rings meanwhile, some on TCP have others' rings between them,
+/// and the kernel does not say where: then each path's own have to be in order, and no others.
 fn in_order(t: &Ctx, events: u32, room: usize) {
     let fds = t.servers(WORTH_SORTING);
     let e = set();
@@ -282,7 +287,7 @@ fn in_order(t: &Ctx, events: u32, room: usize) {
         // What was reported before is ready no more.
         while !sys::epoll_wait(e, 20, 0).expect("epoll_wait").is_empty() {}
         t.tell("go");
-        t.wait("sent");
+        let paths = t.hear().into_bytes();
         let mut seen = Vec::new();
         while seen.len() < WORTH_SORTING {
             for (_, i) in sys::epoll_wait(e, room, 5000).expect("epoll_wait") {
@@ -294,8 +299,11 @@ fn in_order(t: &Ctx, events: u32, room: usize) {
             }
         }
         // (Kernel TCP, too, reports the second round of all in another order.)
-        if round >= 2 && seen != order_of(round) && !paths_differ() {
-            wrong.push((round, seen, order_of(round)));
+        let differs =
+            |path: &u8| by_path(&seen, &paths, *path) != by_path(&order_of(round), &paths, *path);
+        if round >= 2 && paths.iter().any(differs) {
+            let paths = String::from_utf8_lossy(&paths).into_owned();
+            wrong.push((round, seen, order_of(round), paths));
         }
     }
     // The clients end behind that: their ends are events as well.

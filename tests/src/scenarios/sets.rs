@@ -1,8 +1,8 @@
 //! One connection in several epoll sets, and on its way from one to another.
 
 use super::epoll::{
-    ET, EXCLUSIVE, IN, ONESHOT, OUT, UNORDERED_ON_THE_WAY, add, ask, four_bytes, no_edge, obedient,
-    once_more, set, show,
+    ET, EXCLUSIVE, IN, ONE_PAIR, ONESHOT, OUT, UNORDERED_ON_THE_WAY, add, ask, four_bytes, no_edge,
+    obedient, once_more, set, show,
 };
 use crate::ctx::{Ctx, await_bytes, blocked, recv_exact};
 use crate::scenario::{Scenario, obeyed, pair};
@@ -589,7 +589,8 @@ pub fn list() -> Vec<Scenario> {
             },
             |t| obedient(t, 2),
         )
-        .skip(UNORDERED_ON_THE_WAY),
+        .skip(UNORDERED_ON_THE_WAY)
+        .over_rdma_with(ONE_PAIR),
         pair(
             "epoll/order-in-two-sets",
             "what one set has taken changes nothing of the order in which another has it",
@@ -621,6 +622,7 @@ pub fn list() -> Vec<Scenario> {
             },
             |t| obedient(t, 2),
         )
-        .skip(UNORDERED_ON_THE_WAY),
+        .skip(UNORDERED_ON_THE_WAY)
+        .over_rdma_with(ONE_PAIR),
     ]
 }

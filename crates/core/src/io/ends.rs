@@ -7,7 +7,7 @@ use crate::outcome::Ret;
 use crate::published::Published;
 use crate::socket::{RxEnd, Socket, State, TxEnd, flag};
 use crate::trace::Event;
-use crate::{agent, carrier, config, stats, sys};
+use crate::{agent, carrier, config, engines, stats, sys};
 use core::cell::UnsafeCell;
 use core::ffi::c_int;
 use core::sync::atomic::{AtomicPtr, Ordering::*, fence};
@@ -212,7 +212,19 @@ impl TxHeld<'_> {
     /// Wakes whoever waits for what was just published. False: nobody will take it.
     #[inline(always)]
     pub(super) fn notify(&self) -> bool {
-        self.channel.notify(self.slot, &self.words.quiet[quiet::NOTIFY]) & quiet::ENDS == 0
+        let told = self.channel.notify(self.slot, &self.words.quiet[quiet::NOTIFY]);
+        told & (quiet::ENDS | quiet::STUCK) == 0 || self.not_told(told)
+    }
+
+    /// What gives the engine room has come, mostly: who only sends never looks for it. Posted by
+    /// whoever looks next, the bytes would come late, and behind those of other connections.
+    #[cold]
+    #[inline(never)]
+    fn not_told(&self, told: u64) -> bool {
+        if told & quiet::STUCK != 0 {
+            engines::poll_for(self.channel, self.slot);
+        }
+        told & quiet::ENDS == 0
     }
 }
 

@@ -31,6 +31,7 @@ mod lost;
 mod many;
 mod nobody;
 mod off;
+mod one_way;
 mod parameters;
 mod peers;
 mod policy;

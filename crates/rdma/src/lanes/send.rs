@@ -67,7 +67,8 @@ impl<F: Fabric> Lanes<F> {
             return self.lost().map_or(Kicked::Left, Kicked::Lost);
         }
         self.pump_held();
-        self.lost().map_or(Kicked::Done, Kicked::Lost)
+        let done = if self.dirty.is_empty() { Kicked::Done } else { Kicked::Full };
+        self.lost().map_or(done, Kicked::Lost)
     }
 
     /// The turn is ours; gives it up.
