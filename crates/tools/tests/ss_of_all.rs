@@ -3,11 +3,11 @@
 mod support;
 
 use serde_json::Value;
+use std::io::{BufRead, BufReader};
 use std::process::{Command, Stdio};
 use std::sync::{Mutex, MutexGuard, PoisonError};
-use std::{fs, io::BufRead, io::BufReader};
 use support::segment::Segment;
-use support::{Ran, Scratch, run};
+use support::{Ran, run};
 
 /// One test at a time: each holds out statistics of its own.
 fn alone() -> MutexGuard<'static, ()> {
@@ -101,33 +101,4 @@ fn a_number_that_no_process_has() {
         assert_eq!((ran.status, ran.out.as_str()), (Some(2), ""), "{word:?}");
         assert!(ran.err.contains(said), "{}", ran.err);
     }
-}
-
-/// A device, a pipe or a link is not taken away for the file of `netacc metrics --textfile`.
-#[test]
-fn what_is_no_file_stays_what_it_is() {
-    let scratch = Scratch::new();
-    let metrics = |file: &std::path::Path| {
-        let mut netacc = Command::new(env!("CARGO_BIN_EXE_netacc"));
-        run(netacc.args(["metrics", "--textfile"]).arg(file))
-    };
-    let pipe = scratch.path("pipe");
-    let made = Command::new("mkfifo").arg(&pipe).status().unwrap();
-    assert!(made.success());
-    let (file, link) = (scratch.path("file"), scratch.path("link"));
-    fs::write(&file, "mine").unwrap();
-    std::os::unix::fs::symlink(&file, &link).unwrap();
-    let directory = scratch.path("directory");
-    fs::create_dir(&directory).unwrap();
-    for at in [&pipe, &link, &directory] {
-        let before = fs::symlink_metadata(at).unwrap().file_type();
-        let ran = metrics(at);
-        assert_eq!((ran.status, ran.out.as_str()), (Some(1), ""), "{}", at.display());
-        let said = format!("{}: is no file, and is left as it is", at.display());
-        assert!(ran.err.contains(&said), "{}", ran.err);
-        assert_eq!(fs::symlink_metadata(at).unwrap().file_type(), before);
-    }
-    assert_eq!(fs::read_to_string(&file).unwrap(), "mine");
-    assert_eq!(metrics(&file).status, Some(0));
-    assert!(fs::read_to_string(&file).unwrap().contains("netacc_processes"));
 }

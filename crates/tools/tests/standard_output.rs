@@ -156,9 +156,10 @@ fn metrics_replaces_no_device() {
     let said = format!("netacc metrics: {}: is no file, and is left as it is\n", pipe.display());
     assert_eq!(metrics(&pipe), (Some(1), said));
     assert_eq!(std::fs::read_dir(scratch.path("")).unwrap().count(), 1, "a file is left over");
-    // A link is replaced, as ever, and what it leads to is not written to.
+    // A link, too: `/dev/stdout` is one.
     let link = scratch.path("link");
     std::os::unix::fs::symlink(&pipe, &link).unwrap();
-    assert_eq!(metrics(&link), (Some(0), String::new()));
-    assert!(std::fs::symlink_metadata(&link).unwrap().is_file());
+    let said = format!("netacc metrics: {}: is no file, and is left as it is\n", link.display());
+    assert_eq!(metrics(&link), (Some(1), said));
+    assert!(std::fs::symlink_metadata(&link).unwrap().is_symlink());
 }
