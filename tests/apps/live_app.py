@@ -17,9 +17,6 @@ from options_app import BIN, PLAIN, TREE, Failed, holds, of, same, trace_of
 # Those that have tests of their own, in which they are set.
 ELSEWHERE = {
     "NACC_ENABLE_RDMA_DEFAULT": "tests/apps/off.sh",
-    "NACC_CONNECT_RDMA_PERCENT": "tests/apps/cfg.sh",
-    "NACC_LOG_LEVEL": "tests/apps/cfg.sh",
-    "NACC_TRACE": "tests/apps/trace.sh",
 }
 TESTS = {}
 
@@ -93,6 +90,53 @@ def NACC_TRACE_SLOW_MS(path, pair):
         for bound in (100, 0):
             set_live(both, "NACC_TRACE_SLOW_MS", bound)
             same(f"told with {bound}", bool(bound), is_told_of(both))
+
+
+@test
+def NACC_TRACE(path, pair):
+    """With 2 it is measured how long answers take, also of a connection that there is; with 1 no
+    more of them; with 0 nothing is told."""
+    with pair(options={"NACC_TRACE": "1"}) as both:
+        both.accelerate(1)
+        measured = lambda: sum(of["answer_count"] or 0 for of in both.sockets())
+        both.tell("turns 50")
+        same("answers measured with 1", 0, measured())
+        set_live(both, "NACC_TRACE", 2)
+        both.until(measured, "answers are measured with 2", lambda: both.tell("turns 10"))
+        for level in (1, 0):
+            set_live(both, "NACC_TRACE", level)
+            before = measured()
+            both.tell("turns 50")
+            same(f"answers measured with {level}", before, measured())
+        told = len(trace_of(both).splitlines())
+        both.tell("turns 300")
+        same("lines of the trace with 0", told, len(trace_of(both).splitlines()))
+
+
+@test
+def NACC_CONNECT_RDMA_PERCENT(path, pair):
+    """Of new connections; those that there are stay where they are."""
+    with pair() as both:
+        both.accelerate(2)
+        set_live(both, "NACC_CONNECT_RDMA_PERCENT", 0)
+        both.tell("open 3")
+        left_out = lambda: both.reasons().count("sampled-out") == 3
+        both.until(left_out, "3 are left out", lambda: both.tell("turns 4"))
+        same("accelerated", 2, both.on())
+        set_live(both, "NACC_CONNECT_RDMA_PERCENT", 100)
+        both.accelerate(1)
+        same("left out", True, left_out())
+
+
+@test
+def NACC_LOG_LEVEL(path, pair):
+    said = lambda both: both.log.read_text().count(" DEBUG ") if both.log.exists() else 0
+    with pair(options={"NACC_LOG_LEVEL": "3"}) as both:
+        both.accelerate(1)
+        same("DEBUG with 3", 0, said(both))
+        set_live(both, "NACC_LOG_LEVEL", 1)
+        both.accelerate(1)
+        holds("no DEBUG with 1", said(both))
 
 
 @test

@@ -459,7 +459,7 @@ fn container(groups: &str) -> Option<String> {
 }
 
 /// Whether this process may look into those of other users.
-fn may_trace() -> bool {
+pub(crate) fn may_trace() -> bool {
     const CAP_SYS_PTRACE: u32 = 19;
     let status = fs::read_to_string("/proc/self/status").unwrap_or_default();
     let effective = field(&status, "CapEff:").and_then(|set| u64::from_str_radix(set, 16).ok());

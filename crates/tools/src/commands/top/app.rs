@@ -57,10 +57,11 @@ pub(super) const CONNECTIONS: [Column; 9] = [
     column(">Fd", 6, 1),
     column("Local", 21, 6),
     column("Peer", 21, 0),
-    column("Path", 9, 0),
-    column("Reason", 24, 2),
-    column(">Sent/s", 11, 3),
-    column(">Received/s", 11, 4),
+    column("Path", 8, 0),
+    // (A longer one has what is left.)
+    column("Reason", 20, 2),
+    column(">Sent/s", 10, 3),
+    column(">Received/s", 10, 4),
     // (Of each answer 99 of 100 took no longer: where that is measured.)
     column(">Answer-p99", 10, 5),
     column(">Age", 7, 7),

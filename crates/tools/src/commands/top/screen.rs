@@ -219,6 +219,9 @@ mod tests {
         let shown = picture(&mut app, 80, 24).join("\n");
         assert!(shown.contains("197 open connections, 9 of 10 accelerated"), "{shown}");
         assert!(shown.contains("[2001:db8::1234:5678]"), "{shown}");
+        for word in ["Fd", "Peer", "Path", "Reason", "Sent/s", "Received/s"] {
+            assert!(shown.contains(word), "{word}: {shown}");
+        }
         assert!(!shown.contains("MiB"), "{shown}");
         // The one with traffic comes first.
         app.press(Key::Sort);
