@@ -202,9 +202,59 @@ become_accel env NACC_TRACE=0 python3 "$(dirname "$0")/trace_fork.py" "$LIB_DIR/
   >"$TMP/fork" 2>&1 & FORKED=$!; PIDS+=("$FORKED")
 if wait "$FORKED"; then ok forked; else fail forked "$(tail -3 "$TMP/fork")"; fi
 
+# Of ended processes those stay that ended last: a server that has outlived its clients, however
+# long ago it began. So does what was killed while something had gone badly.
+"$SS" -c >/dev/null
+# trace_file PID: the file of a process.
+trace_file() { find /dev/shm -name "netacc-trace.*.$1"; }
+PORT=$(free_port)
+become_accel python3 "$APP" server "$PORT" & SERVER=$!; PIDS+=("$SERVER")
+wait_for 10 bound
+# lives CLIENT: it has a connection that is traced, and the server has one.
+lives() { [ "$(ask 'len(c)' -p "$1" 2>/dev/null)" = 1 ] && [ "$(ask 'bool(c)' -p "$SERVER" 2>/dev/null)" = True ]; }
+clients=()
+for n in $(seq 17); do
+  mkfifo "$TMP/client-go.$n"
+  become_accel python3 "$APP" client "$PORT" 1 <>"$TMP/client-go.$n" >"$TMP/client.$n" 2>&1 & CLIENT=$!
+  wait_for 60 lives "$CLIENT" || fail outlived-client "$(cat "$TMP/client.$n")"
+  killed "$CLIENT"
+  clients+=("$CLIENT")
+done
+# (It has noticed the last one's end.)
+ends() { ask '[x["number"] for x in c if x["is_open"]]' -p "$SERVER"; }
+if becomes '[]' ends; then ok outlived-noticed; else fail outlived-noticed "$(ends)"; fi
+server=$(trace_file "$SERVER")
+killed "$SERVER"
+become_accel python3 "$APP" alone 2>/dev/null &
+wait $! 2>/dev/null
+left_of() { for pid; do [ -z "$(trace_file "$pid")" ] || echo "$pid"; done | xargs; }
+same outlived "$SERVER" "$(left_of "$SERVER")"
+same outlived-first "${clients[*]:2}" "$(left_of "${clients[@]}")"
+
+# What processes have left that ended while they made it keeps nothing else from staying, and goes:
+# not while it may be in the making.
+now=$(printf %016x "$(date +%s%N)")
+half_made() { find /dev/shm -name 'netacc-trace.000000000000000*' -o -name 'netacc-trace.ffff*' | wc -l; }
+# (With what there is no more than 32: who begins looks at them each time.)
+for n in $(seq 0 9); do : >/dev/shm/netacc-trace.fffffffffffffff$n.1; done
+head -c 20000 /dev/zero >/dev/shm/netacc-trace.0000000000000001.1
+: >"/dev/shm/netacc-trace.$now.1"
+become_accel python3 "$APP" alone 2>/dev/null &
+wait $! 2>/dev/null
+same half-made "0 1" "$(half_made) $(find /dev/shm -name "netacc-trace.$now.1" | wc -l)"
+same half-made-pushes-nothing "$SERVER" "$(left_of "$SERVER")"
+: >/dev/shm/netacc-trace.0000000000000001.1
+head -c 20000 /dev/zero >/dev/shm/netacc-trace.0000000000000002.1
+"$SS" -c >"$TMP/cleared" || fail clear "$(cat "$TMP/cleared")"
+same half-made-cleared "0 1" "$(half_made) $(find /dev/shm -name "netacc-trace.$now.1" | wc -l)"
+rm "/dev/shm/netacc-trace.$now.1"
+
 # So many are kept of killed processes when the next one begins, and no more: of numbers that are
 # in use again, too, and however many others have.
-for n in $(seq 10 30); do : >/dev/shm/netacc-trace.00000000000000$n.$$; done
+become_accel python3 "$APP" alone 2>/dev/null &
+wait $! 2>/dev/null
+model=$(trace_file $!)
+for n in $(seq 10 30); do cp "$model" /dev/shm/netacc-trace.00000000000000$n.$$; done
 others=0
 if [ "$(id -u)" = 0 ]; then
   for n in $(seq 100 700); do : >/dev/shm/netacc-trace.ffffffffffffff00.$n; done

@@ -14,7 +14,7 @@ mod read;
 mod table;
 
 pub use latencies::{BUCKETS, Latencies, LatenciesText, Latency, Times, bucket_end};
-pub use read::{Head, ReadError, RingText, State};
+pub use read::{Ended, Head, ReadError, RingText, State};
 pub use table::{Back, Event, Field, Meaning, Slow, Table, write_table};
 
 use crate::stats::{LIBRARY, PATH_SLOTS, store_ip};
@@ -51,6 +51,12 @@ pub const FILE_BYTES: usize = HEADER_BYTES + RINGS * RING_BYTES;
 pub const FILES_KEPT: usize = 16;
 /// How large they may be together.
 pub const BYTES_KEPT: u64 = 64 << 20;
+/// Of them so many in which something went badly stay before all others.
+pub const BAD_FILES_KEPT: usize = FILES_KEPT / 2;
+/// A file that has no header, and whose name is older, is one that nobody makes any more.
+pub const MAKING_NS: u64 = 10_000_000_000;
+/// So exact is [`Header::last_ns`].
+pub const LAST_TO_NS: u64 = 1 << 24;
 
 /// Of [`Header::ended`].
 pub const BECAME_ANOTHER: u32 = 2;
@@ -91,7 +97,7 @@ pub struct Header {
     /// 0: the process runs, or was killed; 1: it has ended in order; 2: it became another program,
     /// if it is gone.
     pub ended: AtomicU32,
-    /// Connections that went badly.
+    /// Connections that went badly, or were in trouble.
     pub troubles: AtomicU32,
     /// The name of the program; NUL behind it.
     pub program: [AtomicU8; 16],
@@ -99,8 +105,11 @@ pub struct Header {
     pub events_first: AtomicU32,
     /// Of the rings so many are places of [`Latencies`].
     pub latencies: AtomicU32,
+    /// When an event was last recorded, by the clock of the events, to [`LAST_TO_NS`]; 0: it is not
+    /// known.
+    pub last_ns: AtomicU64,
     /// Zero.
-    pub reserved: [AtomicU64; 19],
+    pub reserved: [AtomicU64; 18],
     /// The events in words ([`write_table`]).
     pub table: [AtomicU8; TABLE_BYTES],
 }
@@ -205,6 +214,7 @@ impl Header {
         self.pid.store(pid, Relaxed);
         self.began_unix_ns.store(unix_ns, Relaxed);
         self.began_ns.store(ns, Relaxed);
+        self.last_ns.store(ns, Relaxed);
         self.library.store(LIBRARY, Relaxed);
         for (to, from) in self.program.iter().zip(program) {
             to.store(*from, Relaxed);
@@ -219,6 +229,14 @@ impl Header {
         self.table_at.store(TABLE_AT as u32, Relaxed);
         self.table_bytes.store(bytes.min(TABLE_BYTES) as u32, Relaxed);
         self.magic.store(MAGIC, Release);
+    }
+
+    /// An event is recorded at that time. (Many threads come here: few write.)
+    #[inline]
+    pub fn lives(&self, ns: u64) {
+        if ns.saturating_sub(self.last_ns.load(Relaxed)) >= LAST_TO_NS {
+            self.last_ns.store(ns, Relaxed);
+        }
     }
 }
 

@@ -16,6 +16,7 @@ pub(crate) use netacc_control::trace::{Event, Slow};
 
 mod calls;
 mod file;
+mod left;
 pub(crate) mod slow;
 pub(crate) use calls::{
     Begun, before_turn, receive_begins, received, send_begins, sent, sent_nothing,
@@ -161,6 +162,7 @@ fn begin() {
     if TRIED.swap(1, AcqRel) != 0 {
         return;
     }
+    left::make_room();
     let Some((at, ready)) = file::make() else { return };
     HEADER.store(at, Release);
     READY.store(ready, Release);
@@ -263,6 +265,7 @@ pub(crate) fn open(fd: i32, event: Event, opened_unix_ns: u64) -> u32 {
     ring.open(NUMBER.fetch_add(1, Relaxed) + 1, fd as u32, opened);
     calls::begin_anew(ring);
     ring.record(event, opened, u64::from(fd as u32));
+    h.lives(now);
     i
 }
 
@@ -270,6 +273,22 @@ pub(crate) fn open(fd: i32, event: Event, opened_unix_ns: u64) -> u32 {
 pub(crate) fn missed() {
     if let Some(h) = header() {
         h.missed.fetch_add(1, Relaxed);
+    }
+}
+
+/// An event is recorded at that time.
+fn lives(now: u64) {
+    if let Some(h) = header() {
+        h.lives(now);
+    }
+}
+
+/// A connection goes badly, or is in trouble: said once of each.
+fn is_worth(ring: &Ring) {
+    if ring.worth.swap(1, Relaxed) == 0
+        && let Some(h) = header()
+    {
+        h.troubles.fetch_add(1, Relaxed);
     }
 }
 
@@ -281,6 +300,7 @@ pub(crate) fn record(ring: &Ring, moved: Option<&ConnRecord>, event: Event, what
         record_moved(ring, moved, now);
     }
     ring.record(event, now, what);
+    lives(now);
     if let Some((which, ns)) = slow::look(ring, moved, (event, what), now) {
         record(ring, None, Event::Slow, slow::what(which, ns));
     }
@@ -337,6 +357,7 @@ impl<'a> Way<'a> {
                 // (Those of several paths count for the first.)
                 let messages = told(self.messages, self.messages_said, MESSAGES_MAX);
                 ring.record(self.event, now, *path as u64 | messages << 4 | bytes << 28);
+                lives(now);
             }
         }
     }
@@ -382,23 +403,25 @@ fn told(count: &AtomicU64, said: &AtomicU64, most: u64) -> u64 {
 /// The connection is over; `badly`: its ring is kept for longer than others. So is that of one that
 /// has been in trouble; but these leave room for those that end badly.
 pub(crate) fn close(ring: &Ring, badly: bool) {
-    let worth = badly || ring.worth.load(Relaxed) != 0;
+    if badly {
+        is_worth(ring);
+    }
+    let worth = ring.worth.load(Relaxed) != 0;
     let most = if badly { KEPT_MAX } else { KEPT_MAX / 2 };
     let keep =
         worth && KEPT.fetch_update(Relaxed, Relaxed, |n| (n < most).then_some(n + 1)).is_ok();
-    if let Some(h) = header().filter(|_| worth) {
-        h.troubles.fetch_add(1, Relaxed);
-    }
     ring.state.store(if keep { State::Kept } else { State::Closed } as u32, Release);
 }
 
 /// Records an event of the process, if it has connections that are traced.
 pub(crate) fn process(event: Event, what: u64) {
-    if header().is_some()
+    if let Some(h) = header()
         && may_be_on()
         && let Some(own) = ring(0)
     {
-        own.record(event, sys::now_ns(), what);
+        let now = sys::now_ns();
+        own.record(event, now, what);
+        h.lives(now);
     }
 }
 

@@ -7,18 +7,19 @@
 use crate::segment;
 use crate::selection::Network;
 use netacc_control::trace::{
-    DIRECTORY, Head, LatenciesText, NAME, RING_HEAD_BYTES, RingText, State, Times,
+    DIRECTORY, Head, LatenciesText, MAKING_NS, NAME, RING_HEAD_BYTES, RingText, State, Times,
 };
 use rustix::fs::{AtFlags, FileType, Mode, OFlags, SeekFrom, StatxFlags, statx};
 use rustix::io::Errno;
 use std::collections::HashSet;
 use std::fmt;
-use std::fs::{self, File};
+use std::fs::{self, DirEntry, File};
 use std::io;
 use std::ops::Range;
 use std::os::fd::{AsFd, AsRawFd};
 use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::{Path, PathBuf};
+use std::time::{SystemTime, UNIX_EPOCH};
 
 /// What a ring begins with: of which connection it is, and how many events it has had.
 const SEEN_BYTES: usize = 64;
@@ -313,29 +314,60 @@ fn is_tmpfs(mounts: &str, (major, minor): (u32, u32)) -> bool {
     })
 }
 
-/// What lies in the directory and may be read: those of this user, for root all.
-fn files() -> Vec<Trace> {
+/// The names in the directory that begin as a trace's.
+fn named() -> impl Iterator<Item = PathBuf> {
     /// More than any honest host has.
     const MOST: usize = 4096;
-    let me = rustix::process::geteuid().as_raw();
-    let Ok(entries) = fs::read_dir(DIRECTORY) else { return Vec::new() };
-    let named = entries
-        .filter_map(Result::ok)
-        .filter(|entry| entry.file_name().to_string_lossy().starts_with(&format!("{NAME}.")));
-    let traces = named.take(MOST).filter_map(|entry| Trace::open(&entry.path()).ok());
+    let entries = fs::read_dir(DIRECTORY).into_iter().flatten().filter_map(Result::ok);
+    let ours =
+        |entry: &DirEntry| entry.file_name().to_string_lossy().starts_with(&format!("{NAME}."));
+    entries.filter(ours).take(MOST).map(|entry| entry.path())
+}
+
+/// What lies in the directory and may be read: those of this user, for root all.
+fn files() -> Vec<Trace> {
+    let traces = named().filter_map(|path| Trace::open(&path).ok());
     // (Who makes a file of this name for others to read is not the process that it tells of.)
-    traces.filter(|trace| me == 0 || trace.uid == me).collect()
+    traces.filter(|trace| is_mine(trace.uid)).collect()
+}
+
+/// Whether a file of that user's is this user's to look at: root's are all.
+fn is_mine(uid: u32) -> bool {
+    let me = rustix::process::geteuid().as_raw();
+    me == 0 || uid == me
 }
 
 /// Whether a name is one that the library gives: when its process began the trace, and its number.
 /// (A copy that somebody keeps beside it has another.)
 fn is_librarys(path: &Path) -> bool {
+    began_by_name(path).is_some()
+}
+
+/// When the process began the trace, by the name that the library has given it.
+fn began_by_name(path: &Path) -> Option<u64> {
     let name = path.file_name().map(|name| name.to_string_lossy()).unwrap_or_default();
-    let rest = name.strip_prefix(NAME).and_then(|rest| rest.strip_prefix('.'));
-    rest.and_then(|rest| rest.split_once('.')).is_some_and(|(began, pid)| {
-        let is_hex = |c: char| c.is_ascii_digit() || ('a'..='f').contains(&c);
-        began.len() == 16 && began.chars().all(is_hex) && pid.parse::<u32>().is_ok()
-    })
+    let rest = name.strip_prefix(NAME)?.strip_prefix('.')?;
+    let (began, pid) = rest.split_once('.')?;
+    let is_hex = |c: char| c.is_ascii_digit() || ('a'..='f').contains(&c);
+    let is = began.len() == 16 && began.chars().all(is_hex) && pid.parse::<u32>().is_ok();
+    u64::from_str_radix(began, 16).ok().filter(|_| is)
+}
+
+/// A file with the library's name that cannot be read as a trace, and that nobody makes any more:
+/// its process has ended while it did. Its memory.
+fn half_made(path: &Path) -> Option<u64> {
+    let began = began_by_name(path)?;
+    let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
+    let file = File::from(rustix::fs::open(path, flags, Mode::empty()).ok()?);
+    let data = file.metadata().ok()?;
+    let now = SystemTime::now().duration_since(UNIX_EPOCH).ok()?.as_nanos() as u64;
+    // (Who makes it at this moment gets the lock behind the name.)
+    let is = data.is_file()
+        && is_mine(data.uid())
+        && now.abs_diff(began) >= MAKING_NS
+        && head(&file).is_err()
+        && file.try_lock_shared().is_ok();
+    is.then(|| data.blocks().saturating_mul(512))
 }
 
 /// What was taken away.
@@ -349,20 +381,24 @@ pub struct Cleared {
     pub failed: Vec<(PathBuf, io::Error)>,
 }
 
-/// Takes away what processes that are gone have left in the directory: of this user's, for root of
-/// all users'. (A process holds the lock before its trace can be read, and nobody makes a file of a
-/// name that was there: it has the moment at which its process began the trace.)
+/// Takes away what processes that are gone have left in the directory, also what was never
+/// finished: of this user's, for root of all users'. (A process holds the lock before its trace can
+/// be read, and nobody makes a file of a name that was there: it has the moment at which its
+/// process began the trace.)
 pub fn clear() -> Cleared {
     let mut cleared = Cleared::default();
-    for trace in files().into_iter().filter(|trace| !trace.is_live && is_librarys(&trace.path)) {
-        match fs::remove_file(&trace.path) {
+    let left = files().into_iter().filter(|trace| !trace.is_live && is_librarys(&trace.path));
+    let left = left.map(|trace| (trace.path, trace.bytes)).collect::<Vec<_>>();
+    let half = named().filter_map(|path| half_made(&path).map(|bytes| (path, bytes)));
+    for (path, bytes) in left.into_iter().chain(half.collect::<Vec<_>>()) {
+        match fs::remove_file(&path) {
             Ok(()) => {
                 cleared.traces += 1;
-                cleared.bytes += trace.bytes;
+                cleared.bytes += bytes;
             }
             // A process that began meanwhile has made room for its own.
             Err(error) if error.kind() == io::ErrorKind::NotFound => {}
-            Err(error) => cleared.failed.push((trace.path, error)),
+            Err(error) => cleared.failed.push((path, error)),
         }
     }
     cleared

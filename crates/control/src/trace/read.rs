@@ -81,8 +81,10 @@ pub struct Head {
     pub is_ended: bool,
     /// It has become another program.
     pub is_another: bool,
-    /// Connections that went badly.
+    /// Connections that went badly, or were in trouble.
     pub troubles: u32,
+    /// When an event was last recorded, nearly, by the clock of the events; 0: it is not known.
+    pub last_ns: u64,
     /// What the events mean.
     pub table: Table,
 }
@@ -119,6 +121,7 @@ mod at {
     pub(super) const ENDED: usize = offset_of!(Header, ended);
     pub(super) const TROUBLES: usize = offset_of!(Header, troubles);
     pub(super) const LATENCIES: usize = offset_of!(Header, latencies);
+    pub(super) const LAST_NS: usize = offset_of!(Header, last_ns);
 
     pub(super) const STATE: usize = offset_of!(Ring, state);
     pub(super) const FD: usize = offset_of!(Ring, fd);
@@ -188,6 +191,7 @@ impl Head {
             is_ended: word(at::ENDED)? != 0,
             is_another: word(at::ENDED)? == super::BECAME_ANOTHER,
             troubles: word(at::TROUBLES)?,
+            last_ns: long(at::LAST_NS)?,
             table: Table::parse(&String::from_utf8_lossy(table)),
         })
     }
@@ -195,6 +199,38 @@ impl Head {
     /// When an event was, by the system's clock.
     pub fn unix_ns(&self, ns: u64) -> u64 {
         self.began_unix_ns.wrapping_add(ns.wrapping_sub(self.began_ns))
+    }
+}
+
+/// What decides for how long the trace of a process that is gone is kept: what its file begins with
+/// says it, without more of it, and without memory.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Ended {
+    /// When it recorded an event for the last time; 0: the file does not say so.
+    pub unix_ns: u64,
+    /// Connections that went badly, or were in trouble.
+    pub troubles: u32,
+}
+
+impl Ended {
+    /// So many bytes of the file.
+    pub const BYTES: usize = 128;
+
+    /// Reads it. `None`: these bytes are no trace's.
+    pub fn read(first: &[u8; Ended::BYTES]) -> Option<Ended> {
+        if u64_at(first, 0)? != MAGIC {
+            return None;
+        }
+        if u32_at(first, at::VERSION)? != VERSION {
+            return Some(Ended { unix_ns: 0, troubles: 0 });
+        }
+        let since = match u64_at(first, at::LAST_NS)? {
+            0 => None,
+            last => last.checked_sub(u64_at(first, at::BEGAN_NS)?),
+        };
+        let began = u64_at(first, at::BEGAN_UNIX_NS)?;
+        let unix_ns = since.map_or(0, |since| began.saturating_add(since));
+        Some(Ended { unix_ns, troubles: u32_at(first, at::TROUBLES)? })
     }
 }
 

@@ -63,7 +63,8 @@ fn empty_header() -> Box<Header> {
         program: [const { AtomicU8::new(0) }; 16],
         events_first: word(),
         latencies: word(),
-        reserved: [const { AtomicU64::new(0) }; 19],
+        last_ns: long(),
+        reserved: [const { AtomicU64::new(0) }; 18],
         table: [const { AtomicU8::new(0) }; TABLE_BYTES],
     })
 }
@@ -101,6 +102,7 @@ impl File {
         for w in [&h.events_first, &h.latencies] {
             word(&mut bytes, w);
         }
+        long(&mut bytes, &h.last_ns);
         h.reserved.iter().for_each(|w| long(&mut bytes, w));
         bytes.extend(h.table.iter().map(|b| b.load(Relaxed)));
         assert_eq!(bytes.len(), HEADER_BYTES);
@@ -372,4 +374,31 @@ fn a_turn_ends_where_the_other_side_begins() {
     assert_eq!(l.turn(true, 300, 200), None, "what began before it was turned on");
     assert_eq!(l.turn(true, 310, 200), None);
     assert_eq!(l.turn(false, 320, 200), Some((Latency::Answer, 20)));
+}
+
+#[test]
+fn a_file_begins_with_when_its_process_was_seen_last() {
+    let file = File::new(1);
+    let first = |file: &File| *file.head_bytes().first_chunk().unwrap();
+    let ended = |file: &File| Ended::read(&first(file));
+    assert_eq!(ended(&file), Some(Ended { unix_ns: 1_000_000_000, troubles: 0 }));
+    file.header.lives(500 + LAST_TO_NS - 1);
+    assert_eq!(ended(&file).unwrap().unix_ns, 1_000_000_000, "few write");
+    file.header.lives(500 + LAST_TO_NS);
+    file.header.lives(7);
+    file.header.troubles.store(3, Relaxed);
+    let is = Ended { unix_ns: 1_000_000_000 + LAST_TO_NS, troubles: 3 };
+    assert_eq!(ended(&file), Some(is));
+    assert_eq!(Head::read(&file.head_bytes()).unwrap().last_ns, 500 + LAST_TO_NS);
+    file.header.last_ns.store(0, Relaxed);
+    assert_eq!(ended(&file).unwrap().unix_ns, 0, "of a library that does not say so");
+    file.header.version.store(VERSION + 1, Relaxed);
+    assert_eq!(ended(&file), Some(Ended { unix_ns: 0, troubles: 0 }));
+    for bytes in [[0; Ended::BYTES], [255; Ended::BYTES]] {
+        assert_eq!(Ended::read(&bytes), None);
+    }
+    file.header.version.store(VERSION, Relaxed);
+    file.header.began_unix_ns.store(u64::MAX, Relaxed);
+    file.header.last_ns.store(u64::MAX, Relaxed);
+    assert_eq!(ended(&file).unwrap().unix_ns, u64::MAX);
 }

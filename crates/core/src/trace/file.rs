@@ -11,9 +11,7 @@
 use crate::{fd_words, numbers, shared, stats, sys};
 use core::ffi::c_int;
 use core::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, AtomicU64, AtomicUsize, Ordering::*};
-use netacc_control::trace::{
-    BYTES_KEPT, DIRECTORY, FILE_BYTES, FILES_KEPT, HEADER_BYTES, Header, NAME, RING_BYTES, RINGS,
-};
+use netacc_control::trace::{DIRECTORY, FILE_BYTES, HEADER_BYTES, Header, NAME, RING_BYTES, RINGS};
 
 /// Where it is mapped.
 static AT: AtomicUsize = AtomicUsize::new(0);
@@ -33,7 +31,7 @@ const MANY: u32 = 256;
 
 /// A file's name: `/dev/shm/netacc-trace.`, its beginning in 16 hexadecimal digits, a dot, the
 /// process's number; NUL behind it.
-fn name(began: u64, pid: u32) -> [u8; 64] {
+pub(super) fn name(began: u64, pid: u32) -> [u8; 64] {
     let mut out = [0u8; 64];
     let digits = (0..16).rev().map(|digit| {
         let nibble = (began >> (4 * digit)) as u8 & 15;
@@ -127,11 +125,6 @@ fn unnamed() -> Option<c_int> {
 }
 
 fn named(began: u64, pid: u32) -> Option<c_int> {
-    let mut files = 0;
-    each(|_, _| files += 1);
-    if cleans(files, began) {
-        clean();
-    }
     let name = name(began, pid);
     let flags = libc::O_RDWR | libc::O_CREAT | libc::O_EXCL | libc::O_NOFOLLOW | libc::O_CLOEXEC;
     let fd = numbers::make(|| sys::open(&name, flags, 0o600));
@@ -215,80 +208,8 @@ pub(super) fn forget() {
     }
 }
 
-/// So many of the user's files are looked at.
-const SEEN: usize = 512;
-
-/// Whether a process that begins looks for what others have left. To look at 512 files takes 2.5 ms
-/// of CPU time: where there are many it is left to some of those that begin, each of which leaves
-/// one file at most; so that each looks at 32 of them on average.
-fn cleans(files: u64, began: u64) -> bool {
-    /// (Others' files do not make it rarer than that of the largest number that is looked at.)
-    const MOST: u64 = SEEN as u64;
-    const OFTEN: u64 = 32;
-    // The time in nanoseconds, mixed: as good as drawn.
-    let drawn = began.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 32;
-    drawn % files.clamp(1, MOST) < OFTEN
-}
-
-/// A file that a process has left: when its trace began, the process's number, the memory it takes.
-type Left = (u64, u32, u64);
-
-/// What is left of processes that have ended goes, the oldest first, where it is too much. Whether
-/// they have, their locks say alone: their numbers may be other processes' by now, or this one's.
-fn clean() {
-    let me = sys::geteuid();
-    let (mut newest, mut count, mut seen) = ([Left::default(); FILES_KEPT], 0, 0);
-    each(|began, pid| {
-        let file = name(began, pid);
-        // (Others' do not count, however many they are.)
-        let Some(bytes) = sys::memory_of(&file, me).filter(|_| seen < SEEN) else { return };
-        seen += 1;
-        if is_left(&file) {
-            give_way(&mut newest, &mut count, (began, pid, bytes));
-        }
-    });
-    let Some(kept) = newest.get_mut(..count) else { return };
-    kept.sort_unstable();
-    let mut all = 0u64;
-    for left in kept.iter().rev() {
-        all = all.saturating_add(left.2);
-        if all > BYTES_KEPT {
-            take_away(left);
-        }
-    }
-}
-
-/// Keeps one more of the newest; the oldest goes where there are too many.
-fn give_way(newest: &mut [Left], count: &mut usize, mut left: Left) {
-    if let Some(place) = newest.get_mut(*count) {
-        *place = left;
-        *count += 1;
-        return;
-    }
-    if let Some(oldest) = newest.iter_mut().min().filter(|oldest| **oldest < left) {
-        core::mem::swap(oldest, &mut left);
-    }
-    take_away(&left);
-}
-
-fn take_away((began, pid, _): &Left) {
-    let _ = sys::unlink(&name(*began, *pid));
-}
-
-/// Whether the process that made the file is gone.
-fn is_left(name: &[u8]) -> bool {
-    let flags = libc::O_RDONLY | libc::O_NOFOLLOW | libc::O_CLOEXEC | libc::O_NONBLOCK;
-    let fd = numbers::make(|| sys::open(name, flags, 0));
-    if fd < 0 {
-        return false;
-    }
-    let is_free = sys::flock(fd, libc::LOCK_SH | libc::LOCK_NB) >= 0;
-    fd_words::close_internal(fd);
-    is_free
-}
-
 /// Calls `found` with the parts of each trace's name in the directory.
-fn each(mut found: impl FnMut(u64, u32)) {
+pub(super) fn each(mut found: impl FnMut(u64, u32)) {
     /// So many bytes of names are looked at.
     const NAMES: usize = 256;
     let mut path = [0u8; 16];
@@ -341,16 +262,6 @@ mod tests {
             .unwrap()
             .join()
             .unwrap();
-    }
-
-    #[test]
-    fn many_that_begin_share_the_work() {
-        let of = |files: u64| (0..10_000).filter(|i| cleans(files, i * 12_345)).count();
-        assert_eq!([0, 1, 16, 32].map(of), [10_000; 4]);
-        for (files, cleaning) in [(64, 5000), (512, 625), (100_000, 625)] {
-            let found = of(files);
-            assert!((cleaning * 8 / 10..cleaning * 12 / 10).contains(&found), "{files}: {found}");
-        }
     }
 
     #[test]

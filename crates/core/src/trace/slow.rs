@@ -36,7 +36,7 @@ pub(super) fn look(
 ) -> Option<(Slow, u64)> {
     let since = match event {
         Event::Rto | Event::Slow | Event::BrokenOff | Event::Corrupt => {
-            ring.worth.store(1, Relaxed);
+            super::is_worth(ring);
             ANY.store(true, Relaxed);
             return None;
         }
