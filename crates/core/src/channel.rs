@@ -91,9 +91,6 @@ pub(crate) mod quiet {
     /// Of NOTIFY, which a producer reads at each send: the consumer's last name is being closed, or
     /// it has shut down both halves, and nothing more is taken from the ring.
     pub(crate) use netacc_ring::sleepers::ENDS;
-    /// No bit of NOTIFY's, but beside it in what [`Channel::notify`](super::Channel::notify)
-    /// returns: the path's engine has no room, and has to be polled.
-    pub(crate) const STUCK: u64 = 1 << 33;
     /// `netacc_proto::switchover::Ack::control`: the epoch that the consumer has followed, armed,
     /// frozen.
     pub(crate) const ACK: usize = 1;
@@ -434,14 +431,12 @@ impl Channel {
     }
 
     /// Tells whoever waits at the peer's end of `slot`, behind a change; `notify` is a NOTIFY word
-    /// of the peer's. Returns what that says, with [`quiet::STUCK`] or without.
+    /// of the peer's. Returns what that says.
     #[inline(always)]
     pub(crate) fn notify(&self, slot: usize, notify: &AtomicU64) -> u64 {
         let notify = sleepers::whom_to_tell(notify);
         if !self.far.is_shared() {
-            if !self.far.kick(slot) {
-                return notify | quiet::STUCK;
-            }
+            let _ = self.far.kick(slot);
         } else if notify != 0 {
             self.notify_places(slot, notify);
         }

@@ -13,7 +13,7 @@ use core::ffi::c_int;
 use core::sync::atomic::{AtomicPtr, Ordering::*, fence};
 use netacc_control::stats::{Counter, Path, Reason};
 use netacc_proto::switchover::{Ack, Announce, Corrupt, Path as Way, Plan, RxState, TxState};
-use netacc_ring::{CopyError, EndLock, PeerCorrupt, RingWords};
+use netacc_ring::{CopyError, EndLock, PeerCorrupt, RingWords, sleepers};
 
 pub(super) fn load_announce(w: &RingWords) -> Announce {
     let epoch = w.producer_user[announce::EPOCH].load(Acquire) as u32;
@@ -212,20 +212,25 @@ impl TxHeld<'_> {
     /// Wakes whoever waits for what was just published. False: nobody will take it.
     #[inline(always)]
     pub(super) fn notify(&self) -> bool {
-        let told = self.channel.notify(self.slot, &self.words.quiet[quiet::NOTIFY]);
-        told & (quiet::ENDS | quiet::STUCK) == 0 || self.not_told(told)
-    }
-
-    /// What gives the engine room has come, mostly: who only sends never looks for it. Posted by
-    /// whoever looks next, the bytes would come late, and behind those of other connections.
-    #[cold]
-    #[inline(never)]
-    fn not_told(&self, told: u64) -> bool {
-        if told & quiet::STUCK != 0 {
-            engines::poll_for(self.channel, self.slot);
-        }
+        let told = match self.channel.far.is_shared() {
+            true => self.channel.notify(self.slot, &self.words.quiet[quiet::NOTIFY]),
+            false => notify_engine(self.channel, self.slot, self.words),
+        };
         told & quiet::ENDS == 0
     }
+}
+
+/// What gives the engine room has come, mostly: who only sends never looks for it. Posted by
+/// whoever looks next, the bytes would come late, and behind those of other connections. (What it
+/// takes is in registers, where all of [`Held`] is while nobody has its address.)
+#[cold]
+#[inline(never)]
+fn notify_engine(channel: &Channel, slot: usize, words: &RingWords) -> u64 {
+    let told = sleepers::whom_to_tell(&words.quiet[quiet::NOTIFY]);
+    if !channel.far.kick(slot) {
+        engines::poll_for(channel, slot);
+    }
+    told
 }
 
 impl RxHeld<'_> {
