@@ -118,4 +118,33 @@ if [ "$(id -u)" = 0 ] && command -v setpriv unshare >/dev/null; then
 else
   skip other-user "not root"
 fi
+# Lines of the log that cannot be written are counted, more and more, and each tool says so: no file
+# to write to, and a file system that is full.
+lines_dropped() { "$SS" -s cnt --json "$1" | tr -d ' \n' | grep -o '"log_lines_dropped":[0-9]*' | tail -n 1 | grep -o '[0-9]*$'; }
+used() { redis-cli -p "$1" -r 5 ping >/dev/null; }
+more_dropped() { used "$1" && [ "$(lines_dropped "$2")" -gt "$3" ]; }
+dropped() {
+  local name=$1 port=$2 pid=$3 some
+  wait_for 30 more_dropped "$port" "$pid" 0 || { fail "$name-some" "$("$SS" -s cnt "$pid")"; return; }
+  some=$(lines_dropped "$pid")
+  if wait_for 30 more_dropped "$port" "$pid" "$some"; then ok "$name-more"; else fail "$name-more" "$("$SS" -s cnt "$pid")"; fi
+  if "$SS" -s cnt "$pid" | grep -qE '^log_lines_dropped +[1-9]'; then ok "$name-ss"; else fail "$name-ss" "$("$SS" -s cnt "$pid")"; fi
+  if "$LIB_DIR/netacc" metrics | grep -qE "^netacc_log_lines_dropped_total\{.*pid=\"$pid\".*\} [1-9]"; then ok "$name-metrics"; else
+    fail "$name-metrics" "$("$LIB_DIR/netacc" metrics | grep log_lines_dropped)"; fi
+  told "$name-doctor" 0 'Log messages that could not be written. -> NACC_LOG_PATH=' "${DOCTOR[@]}" "$pid"
+}
+verbose=(env LD_PRELOAD="$LIB" NACC_LOG_LEVEL=0)
+start written "${verbose[@]}" NACC_LOG_PATH="$TMP/netacc-%p.log"
+used "$PORT_written"
+wait_for 30 test -s "$TMP/netacc-$PID_written.log" || fail written "no log"
+same none-dropped 0 "$(lines_dropped "$PID_written")"
+start nofile "${verbose[@]}" NACC_LOG_PATH=/dev/full
+dropped no-file "$PORT_nofile" "$PID_nofile"
+mkdir "$TMP/full"
+small() { unshare --mount sh -c "mount -t tmpfs -o size=4k none '$TMP/full' && exec \"\$@\"" sh "$@"; }
+if ! small true 2>/dev/null; then skip full-disk "no mount namespaces: not root"; else
+  start full small "${verbose[@]}" NACC_LOG_PATH="$TMP/full/netacc.log"
+  dropped full-disk "$PORT_full" "$PID_full"
+fi
+
 finish

@@ -335,7 +335,16 @@ def kept(both):
 
 @test
 def NACC_EMPTY_QP_EXPIRE_MS(path, pair):
-    """0: a channel ends with its last connection; -1: never. (By default after a minute.)"""
+    """0: a channel ends with its last connection; -1: never; otherwise after so long. (By default
+    after a minute.)"""
+    with pair(options={"NACC_EMPTY_QP_EXPIRE_MS": "3000"}) as both:
+        both.accelerate(2)
+        # It is in use until later than that, whatever the machine does.
+        in_use = time.monotonic()
+        both.tell("close")
+        both.until(lambda: not kept(both), "what has been empty for that long has gone")
+        took = time.monotonic() - in_use
+        holds(f"kept for at least 3 s: {took:.2f} s", took >= 3)
     for expires in ("0", "-1"):
         with pair(options={"NACC_EMPTY_QP_EXPIRE_MS": expires}) as both:
             both.accelerate(2).tell("close")

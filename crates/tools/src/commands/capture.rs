@@ -7,7 +7,7 @@ use crate::capture::packet::PAYLOAD_MAX;
 use crate::capture::story::Story;
 use crate::options::VERSION;
 use crate::processes::{self, Unknown};
-use crate::segment::{self, SegmentError};
+use crate::segment::{SegmentError, may_trace};
 use crate::selection::{Network, Selection};
 use crate::show::one_line;
 use crate::terminal;
@@ -108,7 +108,7 @@ fn open(words: &[String], began: u64) -> Result<(Vec<Process>, Vec<Awaited>, c_i
         match process {
             Ok(process) => opened.push(process),
             Err(SegmentError::NoSegment) => awaited.push(Awaited { pid: found.pid, unreadable: 0 }),
-            Err(SegmentError::NotPermitted) if !segment::may_trace() => {
+            Err(SegmentError::NotPermitted) if !may_trace() => {
                 status = complain(format_args!(
                     "{}: not permitted: this takes the user of the process, and that such may look \
                      into each other's memory (kernel.yama.ptrace_scope is 0), or CAP_SYS_PTRACE",
