@@ -18,6 +18,7 @@ mod children;
 mod confined;
 mod descriptors;
 mod parts;
+mod traced;
 mod words;
 
 use crate::runner::{Totals, library_env, own_program};
@@ -76,7 +77,9 @@ pub fn skip<T>(why: &str) -> Result<T, Not> {
 }
 
 fn tests() -> impl Iterator<Item = &'static Test> {
-    [words::TESTS, descriptors::TESTS, children::TESTS, confined::TESTS].into_iter().flatten()
+    [words::TESTS, descriptors::TESTS, children::TESTS, confined::TESTS, traced::TESTS]
+        .into_iter()
+        .flatten()
 }
 
 /// How long a test may take, and how long anything in it.
@@ -157,6 +160,7 @@ pub fn part(words: &[&str]) -> ExitCode {
     sys::default_signal(libc::SIGPIPE);
     let known = parts::part(words)
         || words::part(words)
+        || traced::part(words)
         || descriptors::part(words)
         || children::part(words)
         || confined::part(words);
@@ -174,7 +178,7 @@ impl Stage {
         std::fs::create_dir(&dir).expect("a directory for the programs");
         let from = build.library.parent().expect("the library's directory");
         let stage = Stage { dir };
-        for name in ["libnetacc_preload.so", "netacc_run", "netacc_ss"] {
+        for name in ["libnetacc_preload.so", "netacc_run", "netacc_ss", "netacc"] {
             std::fs::copy(from.join(name), stage.dir.join(name)).expect("copy a program");
         }
         let program = stage.dir.join("netacc-conformance");

@@ -6,7 +6,7 @@
 //! victim's.
 
 use super::parts::{SUBSCRIBE, listener};
-use super::{ATTACKER, Place, Proc, ROOT, THIRD, Test, VICTIM, Verdict, expect, skip};
+use super::{ATTACKER, Not, Place, Proc, ROOT, THIRD, Test, VICTIM, Verdict, expect};
 use crate::pattern::Rng;
 use crate::sys::{self, Fd};
 use std::io::BufRead;
@@ -166,13 +166,13 @@ fn until_written(attacker: &mut Proc) -> Verdict {
     }
 }
 
-/// Redis under the same fire.
-fn random_redis(place: &Place) -> Verdict {
+/// A Redis that takes connections, and its port.
+pub(super) fn redis(place: &Place) -> Result<(Proc, String), Not> {
     let Some(redis) = ["/usr/bin/redis-server", "/usr/local/bin/redis-server"]
         .into_iter()
         .find(|p| std::path::Path::new(p).exists())
     else {
-        return skip("no redis-server");
+        return Err(Not::Skipped("no redis-server".into()));
     };
     // A port that was free a moment ago.
     let fd = sys::socket(libc::AF_INET, libc::SOCK_STREAM, 0).expect("socket");
@@ -182,6 +182,12 @@ fn random_redis(place: &Place) -> Verdict {
     let words = [redis, "--port", &port, "--save", "", "--appendonly", "no", "--hz", "1"];
     let mut server = place.start_program(VICTIM, &words.map(String::from), |_| ());
     while !server.line()?.contains("eady to accept") {}
+    Ok((server, port))
+}
+
+/// Redis under the same fire.
+fn random_redis(place: &Place) -> Verdict {
+    let (mut server, port) = redis(place)?;
     let words = ["write-random", &port, &seed(), "1000000", "PING\r\n"];
     let mut attacker = place.start(ATTACKER, &words);
     until_written(&mut attacker)?;
@@ -211,7 +217,7 @@ fn named(place: &Place, server: &Proc, attacker: &Proc, in_the_log: bool) -> Ver
 // ----------------------------------------------------------------------------------- the attackers
 
 /// The layout that `crates/core/src/channel.rs` and `crates/ring/src/ring.rs` give a channel.
-mod layout {
+pub(super) mod layout {
     pub const PLACE: usize = 576;
     pub const SIDE: usize = 64 + 256 * PLACE;
     pub const SLOTS_AT: usize = 2 * SIDE;
@@ -230,7 +236,7 @@ mod layout {
 
 /// Memory that this process shares with a victim.
 #[derive(Clone, Copy)]
-struct Shared {
+pub(super) struct Shared {
     at: usize,
     words: usize,
     is_channel: bool,
@@ -280,7 +286,7 @@ impl Shared {
     }
 
     /// The word at `offset` of direction `d` of a slot.
-    fn slot_word(&self, slot: usize, d: usize, offset: usize) -> &AtomicU64 {
+    pub(super) fn slot_word(&self, slot: usize, d: usize, offset: usize) -> &AtomicU64 {
         self.word((layout::SLOTS_AT + slot * layout::SLOT + d * layout::DIRECTION + offset) / 8)
     }
 }
@@ -292,7 +298,7 @@ fn channels() -> Vec<Shared> {
 
 /// Exchanges messages until the connection is in a slot both ways; which one, in which channel.
 /// None: it does not get there.
-fn slot_of(fd: Fd, exchange: &mut dyn FnMut(Fd) -> bool) -> Option<(Shared, usize)> {
+pub(super) fn slot_of(fd: Fd, exchange: &mut dyn FnMut(Fd) -> bool) -> Option<(Shared, usize)> {
     let tails = |c: &Shared| -> Vec<[u64; 2]> {
         let tail = |slot, d| c.slot_word(slot, d, layout::TAIL).load(SeqCst);
         (0..4096).map(|s| [tail(s, 0), tail(s, 1)]).collect()
@@ -315,7 +321,7 @@ fn slot_of(fd: Fd, exchange: &mut dyn FnMut(Fd) -> bool) -> Option<(Shared, usiz
 }
 
 /// An exchange with an echo server that may have had enough of us.
-fn ask_and_hear(ask: &[u8], answer: usize) -> impl FnMut(Fd) -> bool {
+pub(super) fn ask_and_hear(ask: &[u8], answer: usize) -> impl FnMut(Fd) -> bool {
     let ask = ask.to_vec();
     move |fd| {
         if sys::send(fd, &ask, libc::MSG_NOSIGNAL) != Ok(ask.len()) {
@@ -340,7 +346,7 @@ fn order() -> String {
 }
 
 /// Prints a line, and sleeps until the end.
-fn sleep_after(line: &str) {
+pub(super) fn sleep_after(line: &str) {
     println!("{line}");
     while !order().is_empty() {}
 }
@@ -400,7 +406,7 @@ fn each_fd(mut f: impl FnMut(Fd)) {
 
 /// Rings every doorbell that it was given, and says that all connections have news: whoever sleeps
 /// looks.
-fn wake_all(victim_side: usize) {
+pub(super) fn wake_all(victim_side: usize) {
     for channel in channels() {
         let side = victim_side * layout::SIDE / 8;
         for place in 0..256 {
@@ -431,7 +437,7 @@ fn wake_all(victim_side: usize) {
     });
 }
 
-fn dial_quietly(port: u16) -> Fd {
+pub(super) fn dial_quietly(port: u16) -> Fd {
     let fd = sys::socket(libc::AF_INET, libc::SOCK_STREAM, 0).expect("socket");
     let _ = sys::set_timeout(fd, libc::SO_RCVTIMEO, 200);
     sys::connect(fd, sys::home().with_port(port)).expect("connect");
