@@ -28,3 +28,4 @@ pub mod show;
 mod table;
 pub mod terminal;
 pub mod trace;
+mod utc;

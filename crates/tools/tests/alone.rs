@@ -12,6 +12,7 @@ use std::fs::{self, File};
 use std::io::Read;
 use std::mem::offset_of;
 use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::unix::fs::FileExt;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
@@ -193,4 +194,46 @@ fn what_ended_processes_have_left_is_cleared_and_nothing_else() {
     let said: serde_json::Value = serde_json::from_str(&ran.out).unwrap();
     assert_eq!(said["traces"], 2, "{said}");
     assert_eq!([&killed, &live, &other].map(|path| path.exists()), [false, false, true]);
+}
+
+#[test]
+fn a_trace_says_when_it_began_and_ended_and_what_went_badly() {
+    if !is_alone("a_trace_says_when_it_began_and_ended_and_what_went_badly") {
+        return;
+    }
+    // (The events of the file are of its first nanoseconds.)
+    let (first, second) = (left(4711, b"redis-server"), left(4712, b"redis-server"));
+    for (path, began, last, troubles) in
+        [(&first, 1_764_486_331_500_000_000u64, 2_000_000u64, 2u32), (&second, 1, 0, 0)]
+    {
+        let file = File::options().write(true).open(path).unwrap();
+        file.write_all_at(&began.to_le_bytes(), offset_of!(Header, began_unix_ns) as u64).unwrap();
+        file.write_all_at(&last.to_le_bytes(), offset_of!(Header, last_ns) as u64).unwrap();
+        let at = offset_of!(Header, troubles) as u64;
+        file.write_all_at(&troubles.to_le_bytes(), at).unwrap();
+    }
+    let list = netacc(&["trace", "list"]).out;
+    let words = |line: &str| line.split_whitespace().map(str::to_owned).collect::<Vec<_>>();
+    let mut lines = list.lines().map(words);
+    let headings =
+        "Pid Program Uid State Began Last-Event Connections Troubles Missed Memory Trace";
+    assert_eq!(lines.next().unwrap(), words(headings), "{list}");
+    let (old, new) = (lines.next().unwrap(), lines.next().unwrap());
+    assert_eq!((old[0].as_str(), old[4].as_str()), ("4712", "1970-01-01T00:00:00.000Z"), "{list}");
+    assert_eq!((old[5].as_str(), old[7].as_str()), ("-", "0"), "{list}");
+    let times = ["2025-11-30T07:05:31.500Z", "2025-11-30T07:05:31.502Z"];
+    assert_eq!(
+        (new[0].as_str(), &new[4..6], new[7].as_str()),
+        ("4711", &times.map(str::to_owned)[..], "2"),
+        "{list}"
+    );
+    let said: serde_json::Value =
+        serde_json::from_str(&netacc(&["trace", "list", "--json"]).out).unwrap();
+    assert_eq!(said[0]["last_unix_ns"], serde_json::Value::Null, "{said}");
+    assert_eq!(said[1]["last_unix_ns"], 1_764_486_331_502_000_000u64, "{said}");
+    let shown = netacc(&["trace", "show", "-p", "4711"]).out;
+    let second = shown.lines().nth(1).unwrap();
+    let says = "began 2025-11-30T07:05:31.500Z, last event 2025-11-30T07:05:31.500Z; \
+                2 connections were in trouble";
+    assert_eq!(second, says, "{shown}");
 }

@@ -16,6 +16,8 @@ pub(super) struct Times {
     name: &'static str,
     ns: Vec<u64>,
     counted: Option<Counted>,
+    /// Of that which is measured where each call is recorded, nothing was.
+    is_unmeasured: bool,
 }
 
 /// What is further apart has nothing to do with each other.
@@ -72,12 +74,13 @@ fn times(all: &[Known<'_>], named_rings: usize) -> Vec<Times> {
     let mut sleeps = named("sleep to wake");
     let mut doorbells = named("doorbell to wake");
     let mut agreed = named("in use to promotion");
-    let mut moved = named("send to receive");
+    let mut moved = Times { is_unmeasured: true, ..named("send to receive") };
     for known in all.iter().take(named_rings) {
         let events = &known.events;
         sleeps.ns.extend((0..events.len()).filter_map(|i| slept(events, i, &known.gaps)));
         doorbells.ns.extend(woken(all, known));
         moved.ns.extend(received(all, known));
+        moved.is_unmeasured &= !events.iter().any(|said| said.meaning.name == "send");
         // (The first events of a connection are kept.)
         let first = |name| events.iter().find(|said| said.meaning.name == name);
         if let (Some(noted), Some(promoted)) = (first("noted"), first("promoted")) {
@@ -94,8 +97,9 @@ fn counted(traces: &[Trace], which: Latency) -> Times {
         let [answer, serve] = trace.latencies(&trace.own_ring()?)?;
         Some(if which == Latency::Answer { answer } else { serve })
     };
-    let mut all = Counted::default();
+    let (mut all, mut is_unmeasured) = (Counted::default(), true);
     for times in traces.iter().filter_map(of) {
+        is_unmeasured = false;
         all.max_ns = all.max_ns.max(times.max_ns);
         all.sum_ns = all.sum_ns.saturating_add(times.sum_ns);
         all.counts.resize(all.counts.len().max(times.counts.len()), 0);
@@ -103,7 +107,7 @@ fn counted(traces: &[Trace], which: Latency) -> Times {
             *sum = sum.saturating_add(count);
         }
     }
-    Times { name: which.name(), counted: Some(all), ..Times::default() }
+    Times { name: which.name(), counted: Some(all), is_unmeasured, ..Times::default() }
 }
 
 /// How long after each send began the call ended, at the other end, that took its last byte.
@@ -197,15 +201,17 @@ pub(super) fn text(all: &[Times], columns: Option<usize>) -> String {
     let most_bar = columns.map_or(40, |columns| columns.saturating_sub(32).clamp(8, 40));
     let mut out = String::new();
     for times in all {
-        let [median, p99, max] = [500, 990, 1000].map(|of| times.quantile(of).unwrap_or(0));
-        out += &format!(
-            "{}: {} times, median {median} ns, p99 {p99} ns, max {max} ns\n",
-            times.name,
-            times.count()
-        );
+        let (name, count) = (times.name, times.count());
+        out += &match [500, 990, 1000].map(|of| times.quantile(of)) {
+            _ if times.is_unmeasured => format!("{name}: not measured: NACC_TRACE=2\n"),
+            [Some(median), Some(p99), Some(max)] => {
+                format!("{name}: {count} times, median {median} ns, p99 {p99} ns, max {max} ns\n")
+            }
+            _ => format!("{name}: 0 times\n"),
+        };
         let buckets = times.buckets();
         let most = buckets.iter().map(|(_, count)| *count).max().unwrap_or(1);
-        let mut table = Table::new(&["UP TO ns", "TIMES", ""]);
+        let mut table = Table::new(&[">Up-To-Ns", ">Times", ""]);
         for (up_to, count) in &buckets {
             let length = u128::from(*count) * most_bar as u128;
             let bar = "#".repeat(length.div_ceil(u128::from(most)) as usize);
@@ -227,7 +233,7 @@ pub(super) fn json(all: &[Times]) -> Value {
             buckets.map(|(up_to, count)| json!({ "up_to_ns": up_to, "count": count })).collect();
         json!({
             "name": times.name,
-            "count": times.count(),
+            "count": Some(times.count()).filter(|_| !times.is_unmeasured),
             "median_ns": times.quantile(500),
             "p99_ns": times.quantile(990),
             "max_ns": times.quantile(1000),
@@ -306,6 +312,28 @@ mod tests {
         assert_eq!(is, [false, true, true]);
         let unknown = RingText { local: None, peer: None, ..all[0].ring.clone() };
         assert!(!is_an_end(&unknown, &[(None, None)].into()), "addresses that are not known yet");
+    }
+
+    #[test]
+    fn what_was_not_measured_is_no_time() {
+        let of = |events: &[(u64, &'static str, u64)]| {
+            let all = [known(0, 1, [7, 8], events)];
+            let mut kinds = times(&all, 1);
+            kinds.push(counted(&[], Latency::Answer));
+            let told = json(&kinds);
+            let counts = told.as_array().unwrap().iter().map(|kind| kind["count"].as_u64());
+            (text(&kinds, None), counts.collect::<Vec<_>>())
+        };
+        let (text, counts) = of(&[(0, "sleep", 100), (1, "wake", 150)]);
+        assert_eq!(counts, [Some(0), Some(1), Some(0), None, None]);
+        assert!(text.contains("sleep to wake: 1 times, median 50 ns"), "{text}");
+        assert!(text.contains("doorbell to wake: 0 times\n"), "{text}");
+        for name in ["send to receive", "answer"] {
+            assert!(text.contains(&format!("{name}: not measured: NACC_TRACE=2\n")), "{text}");
+        }
+        let (text, counts) = of(&[(0, "send", 100)]);
+        assert_eq!(counts[3], Some(0), "it was, and the other end is not known");
+        assert!(text.contains("send to receive: 0 times\n"), "{text}");
     }
 
     #[test]

@@ -3,6 +3,7 @@
 use crate::show::{address, one_line, size};
 use crate::table::Table;
 use crate::trace::{Trace, Wanted, said as state_said};
+use crate::utc::utc;
 use netacc_control::trace::{Meaning, RingText, State};
 use serde_json::{Map, Value, json};
 use std::fmt::Write as _;
@@ -13,24 +14,44 @@ pub(super) const UNKNOWN: &str = "unknown";
 
 /// `netacc trace list`.
 pub(super) fn list(traces: &[Trace], columns: Option<usize>) -> String {
-    let mut table =
-        Table::new(&["PID", "PROGRAM", "STATE", "CONNECTIONS", "MISSED", "MEMORY", "TRACE", "UID"]);
+    let mut table = Table::new(&[
+        ">Pid",
+        "Program",
+        ">Uid",
+        "State",
+        "Began",
+        "Last-Event",
+        ">Connections",
+        ">Troubles",
+        ">Missed",
+        ">Memory",
+        "Trace",
+    ]);
     for trace in traces {
         table.row([
             trace.pid.to_string(),
             one_line(&trace.head.program),
+            trace.uid.to_string(),
             trace.state().to_owned(),
+            utc(trace.head.began_unix_ns),
+            last_of(trace).map_or_else(|| "-".to_owned(), utc),
             trace.head.rings.saturating_sub(1 + trace.head.latencies).to_string(),
+            trace.head.troubles.to_string(),
             trace.head.missed.to_string(),
             size(trace.bytes),
             one_line(&trace.path.to_string_lossy()),
-            trace.uid.to_string(),
         ]);
     }
     match traces {
         [] => "no traces\n".to_owned(),
         _ => table.render(columns),
     }
+}
+
+/// When the last event was, nearly, by what the file begins with.
+fn last_of(trace: &Trace) -> Option<u64> {
+    let last = Some(trace.head.last_ns).filter(|last| *last >= trace.head.began_ns.max(1));
+    last.map(|last| trace.head.unix_ns(last))
 }
 
 fn head_json(trace: &Trace) -> Map<String, Value> {
@@ -41,6 +62,7 @@ fn head_json(trace: &Trace) -> Map<String, Value> {
         "state": trace.state(),
         "uid": trace.uid,
         "began_unix_ns": head.began_unix_ns,
+        "last_unix_ns": last_of(trace),
         "rings": head.rings,
         "missed": head.missed,
         "troubles": head.troubles,
@@ -195,6 +217,21 @@ pub(in crate::commands) fn events(trace: &Trace, ring: &RingText, wanted: &Wante
     lines
 }
 
+/// When a trace began and ended, and how many of its connections went badly.
+fn times(trace: &Trace, rings: &[RingText]) -> String {
+    let mut text = format!("began {}", utc(trace.head.began_unix_ns));
+    let last = rings.iter().flat_map(|ring| &ring.events).map(|(_, _, ns, _)| *ns).max();
+    if let Some(last) = last.filter(|last| *last >= trace.head.began_ns) {
+        let _ = write!(text, ", last event {}", utc(trace.head.unix_ns(last)));
+    }
+    match trace.head.troubles {
+        0 => {}
+        1 => text += "; one connection was in trouble",
+        many => _ = write!(text, "; {many} connections were in trouble"),
+    }
+    text
+}
+
 /// `netacc trace show`.
 pub(super) fn text(traces: &[Trace], wanted: &Wanted) -> String {
     let mut out = String::new();
@@ -202,7 +239,9 @@ pub(super) fn text(traces: &[Trace], wanted: &Wanted) -> String {
         let program = one_line(&trace.head.program);
         let state = state_said(trace.state());
         let _ = writeln!(out, "{program} ({}) of uid {}, {state}", trace.pid, trace.uid);
-        for ring in trace.rings().iter().filter(|ring| wanted.has(ring)) {
+        let rings = trace.rings();
+        let _ = writeln!(out, "{}", times(trace, &rings));
+        for ring in rings.iter().filter(|ring| wanted.has(ring)) {
             let events = events(trace, ring, wanted);
             if !events.is_empty() {
                 let _ = writeln!(out, "\n{}", ring_title(ring));
