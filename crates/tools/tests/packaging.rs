@@ -1,8 +1,12 @@
-//! What `netacc-enable` lets a hardened service call is what the library calls.
+//! What `netacc-enable` lets a hardened service call is what the library calls, and what it writes.
+
+mod support;
 
 use std::collections::BTreeSet;
 use std::fs;
 use std::path::Path;
+use std::process::Command;
+use support::{Scratch, run};
 
 /// `exit_group` no filter refuses. `sched_setaffinity` is a measurement's. `unshare` is not let
 /// through: a filter that knows no flags would let namespaces through with it (docs/manual). By
@@ -30,4 +34,44 @@ fn services_may_call_what_the_library_calls() {
         .filter(|name| !listed.contains(name.as_str()) && !NOT_LET_THROUGH.contains(&&**name))
         .collect();
     assert!(calls_in(&text).count() > 50 && missing.is_empty(), "{missing:?}");
+}
+
+/// What netacc-enable writes for a unit of which systemd says this.
+fn drop_in(properties: &str) -> String {
+    let scratch = Scratch::new();
+    scratch.write("properties", properties);
+    let said = "#!/bin/sh\nfor word; do case $word in --property=*) name=${word#*=};; esac; done\n\
+                sed -n \"s/^$name=//p\" \"$(dirname \"$0\")/properties\"\n";
+    scratch.script("systemctl", said);
+    let folder = scratch.path("");
+    let path = format!("{}:{}", folder.display(), std::env::var("PATH").unwrap());
+    let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../packaging/netacc-enable");
+    let mut command = Command::new("sh");
+    command.arg(script).arg("some").env("PATH", path).env("NETACC_UNIT_DIR", &folder);
+    let ran = run(command.env("NETACC_LIB", scratch.library()));
+    assert_eq!(ran.status, Some(0), "{}", ran.err);
+    std::fs::read_to_string(scratch.path("some.service.d/50-netacc.conf")).unwrap()
+}
+
+#[test]
+fn a_service_that_filters_its_calls_is_traced_unless_it_says_so_itself() {
+    let free = "LoadState=loaded\nSystemCallFilter=~\nSystemCallLog=~\nRestrictAddressFamilies=~\n\
+                RestrictNamespaces=no\nSystemCallArchitectures=\nLockPersonality=no\n";
+    let traced = |more: &str, of: &str| {
+        let properties = match of {
+            "" => free.to_owned() + more,
+            line => free.replace(line, more),
+        };
+        drop_in(&properties).lines().any(|line| line == "Environment=NACC_TRACE=1")
+    };
+    assert!(!traced("", ""), "nothing filters");
+    let families = "RestrictAddressFamilies=AF_INET AF_UNIX";
+    assert!(traced(families, "RestrictAddressFamilies=~"));
+    assert!(traced("SystemCallFilter=~mount", "SystemCallFilter=~"));
+    assert!(traced("LockPersonality=yes", "LockPersonality=no"));
+    assert!(traced("RestrictNamespaces=cgroup net", "RestrictNamespaces=no"));
+    for own in ["NACC_TRACE=0", "A=1 NACC_TRACE=2", "\"NACC_TRACE=0\" B=2"] {
+        let more = format!("{families}\nEnvironment={own}");
+        assert!(!traced(&more, "RestrictAddressFamilies=~"), "{own}");
+    }
 }
