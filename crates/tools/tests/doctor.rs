@@ -317,15 +317,22 @@ struct Server {
 
 impl Server {
     fn new(library: &Path) -> Server {
+        let mut command = Command::new("sleep");
+        command.arg("1000");
+        Server::of(command, library)
+    }
+
+    /// Of a command that becomes `sleep`.
+    fn of(mut command: Command, library: &Path) -> Server {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let place = listener.local_addr().unwrap().to_string();
         let statistics = File::from(memfd_create(MEMFD_NAME, MemfdFlags::CLOEXEC).unwrap());
         statistics.set_len(CONNS_OFFSET as u64).unwrap();
         // (It holds both.)
-        let mut command = Command::new("sleep");
-        command.arg("1000").env("LD_PRELOAD", library).stdin(OwnedFd::from(listener));
+        command.env("LD_PRELOAD", library).stdin(OwnedFd::from(listener));
         let process = Running(command.stdout(statistics.try_clone().unwrap()).spawn().unwrap());
         drop(command);
+        wait_for_program(&process, "sleep");
         wait_for_maps(&process, "libnetacc-preload.so");
         let server = Server { process, statistics, place };
         server.put(offset_of!(Header, magic), &MAGIC.to_ne_bytes());
@@ -336,6 +343,12 @@ impl Server {
 
     fn put(&self, at: usize, bytes: &[u8]) {
         self.statistics.write_all_at(bytes, at as u64).unwrap();
+    }
+
+    /// Says that it has this configuration.
+    fn configure(&self, text: &str) {
+        self.put(offset_of!(Header, config), text.as_bytes());
+        self.put(offset_of!(Header, config_len), &(text.len() as u32).to_ne_bytes());
     }
 }
 
@@ -373,8 +386,7 @@ fn what_a_process_counts_and_has_as_rules_is_said() {
     server.put(offset_of!(Header, reasons) + 8 * sampled, &5u64.to_ne_bytes());
     // Rules without what stands behind them: there was no room.
     let text = "[netacc]\n[rule a]\naccelerate=0\n[rule b]\n";
-    server.put(offset_of!(Header, config), text.as_bytes());
-    server.put(offset_of!(Header, config_len), &(text.len() as u32).to_ne_bytes());
+    server.configure(text);
     let (told, status) = self::told(&mut doctor(&library), &[&pid]);
     assert_eq!(status, Some(0), "{told:#}");
     let said = all(&told, "counter");
@@ -562,6 +574,49 @@ fn which_library_a_server_has_is_said() {
     says(finding(&told, "library", "note"), "the server's file has been replaced");
 }
 
+#[test]
+fn what_the_servers_end_keeps_on_tcp_is_in_the_way() {
+    let scratch = Scratch::new();
+    let library = scratch.library();
+    let server = Server::new(&library);
+    let port = server.place.rsplit_once(':').unwrap().1;
+    let end = format!("the server's end, process {}: ", server.process.pid());
+    let rule = |what: &str| format!("[netacc]\n[rule r]\n{what}\n# end of the rules\n");
+    let of_file = |what: &str| format!("[netacc]\n{what}\n");
+    for (text, check, found) in [
+        (
+            of_file("NACC_ENABLE_RDMA_DEFAULT=0 # live"),
+            "config",
+            "NACC_ENABLE_RDMA_DEFAULT=0 (live)",
+        ),
+        (of_file("NACC_PATHS=tcp # file:1"), "config", "NACC_PATHS=tcp (file) leaves it on TCP"),
+        (of_file("NACC_PATHS=rdma # file:1"), "config", "NACC_PATHS=rdma leaves connections"),
+        (of_file("NACC_PATHS=utcp # file:1"), "config", "NACC_PATHS=utcp leaves connections"),
+        (rule(&format!("port={port}\naccelerate=0")), "rule", "r, for connections to"),
+        (rule("direction=in\npeer=127.0.0.0/8\npaths=rdma"), "rule", "r, for connections to"),
+    ] {
+        server.configure(&text);
+        let (told, status) = told(&mut doctor(&library), &[&server.place]);
+        assert_eq!(status, Some(1), "{text}: {told:#}");
+        says(finding(&told, check, "problem"), &format!("{end}{found}"));
+        let path = finding(&told, "path", "ok")["found"].as_str().unwrap();
+        assert!(path.ends_with("TCP, as it is"), "{text}: {path}");
+    }
+    let other = [rule("port=1\naccelerate=0"), rule("direction=out\naccelerate=0")];
+    for text in other.into_iter().chain([rule("paths=shm")]) {
+        server.configure(&text);
+        let (told, status) = told(&mut doctor(&library), &[&server.place]);
+        assert_eq!(status, Some(0), "{text}: {told:#}");
+        let path = finding(&told, "path", "ok")["found"].as_str().unwrap();
+        assert!(path.contains("shared memory"), "{text}: {path}");
+    }
+    // The client's own.
+    let mut command = doctor(&library);
+    let (told, status) = told(command.env("NACC_ENABLE_RDMA_DEFAULT", "0"), &[&server.place]);
+    assert_eq!(status, Some(1), "{told:#}");
+    says(finding(&told, "config", "problem"), "the client's end: NACC_ENABLE_RDMA_DEFAULT=0");
+}
+
 /// Waits until a process is that program.
 fn wait_for_program(process: &Running, name: &str) {
     let end = Instant::now() + Duration::from_secs(60);
@@ -600,10 +655,24 @@ fn a_filter_of_system_calls_is_seen() {
                 if (prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &program)) return 3;\n\
                 execvp(argv[1], argv + 1); return argc; }\n";
     let filtered = scratch.compile("filtered", text, &[]).unwrap();
-    let process = Running::new(Command::new(&filtered).args(["sleep", "1000"]));
-    wait_for_program(&process, "sleep");
-    let (told, _) = told(&mut doctor(&library), &[process.pid()]);
-    says(finding(&told, "seccomp", "note"), "a filter is in force");
+    let mut command = Command::new(&filtered);
+    command.args(["sleep", "1000"]);
+    let server = Server::of(command, &library);
+    let trace = |config: &str| {
+        server.configure(&format!("[netacc]\n{config}\n"));
+        let (told, status) = told(&mut doctor(&library), &[server.process.pid()]);
+        assert_eq!(status, Some(0), "{told:#}");
+        says(finding(&told, "seccomp", "note"), "a filter is in force");
+        let all = told["findings"].as_array().unwrap();
+        all.iter().find(|f| f["check"] == "trace").cloned()
+    };
+    let not = trace("NACC_TRACE=1 # default").unwrap();
+    says(&not, "it is not traced: it filters its system calls");
+    let remedy = format!("netacc cfg set NACC_TRACE 1 -p {};", server.process.pid());
+    assert!(not["remedy"].as_str().unwrap().starts_with(&remedy), "{not}");
+    for text in ["NACC_TRACE=1 # environment", "NACC_TRACE=1 # live", "NACC_TRACE=0 # default"] {
+        assert_eq!(trace(text), None, "{text}");
+    }
     // What is started from such a place inherits it.
     let mut here = Command::new(&filtered);
     here.arg(env!("CARGO_BIN_EXE_netacc")).env("NETACC_LIB", &library).env("NACC_LOG_PATH", "");
@@ -687,6 +756,15 @@ fn a_host_that_cannot_be_reached_is_told_from_one_that_does_not_answer() {
     finding(&told, "route", "ok");
     says(finding(&told, "server", "problem"), "nobody listens on 192.0.2.9:80");
     says(finding(&told, "path", "problem"), "belongs to no RDMA device here");
+    // TCP in user space needs neither a device for RDMA nor a library there.
+    let made = format!("export NACC_PATHS=utcp && {made}");
+    let Some((told, _)) = told_in_a_network(&library, &made, place) else { return };
+    // (Whether the kernel is new enough is another matter.)
+    let all = told["findings"].as_array().unwrap().iter();
+    let problems = all.filter(|f| f["level"] == "problem" && f["check"] != "utcp");
+    assert_eq!(problems.map(|f| &f["check"]).collect::<Vec<_>>(), ["server"], "{told:#}");
+    let path = finding(&told, "path", "ok")["found"].as_str().unwrap();
+    assert!(path.contains("TCP in user space (utcp)"), "{path}");
     let made = "ip link add net type dummy && ip address add 192.0.2.1/24 dev net && \
                 ip link set net up";
     let Some((told, status)) = told_in_a_network(&library, made, place) else { return };

@@ -9,9 +9,11 @@ use super::rules;
 use super::{host, look, process};
 use crate::addresses;
 use crate::launch::Environment;
-use crate::segment::{self, SegmentError};
+use crate::options::VERSION;
+use crate::segment::{self, Process, SegmentError};
 use crate::show::one_line;
-use netacc_control::stats::Reason;
+use netacc_control::config::{Key, Paths, parse_rendered};
+use netacc_control::stats::{Path as Way, Reason};
 use std::fs;
 use std::io::ErrorKind;
 use std::net::{IpAddr, SocketAddr, TcpStream, ToSocketAddrs};
@@ -43,15 +45,17 @@ pub fn look(host: &str, port: u16, findings: &mut Findings) {
             Vec::new()
         }
     };
-    each(&found, &own, findings);
-    if let Some(config) = host::config(&mut Environment::inherited(), findings) {
-        host::effect(&config, findings);
+    let config = host::config(&mut Environment::inherited(), findings);
+    if let Some(config) = &config {
+        host::effect(config, rules::CLIENTS, findings);
         found.iter().for_each(|to| rules::of_connection(&config.rules, *to, findings));
     }
+    let paths = config.map_or_else(Paths::default, |config| config.paths);
+    each(&found, &own, paths, findings);
 }
 
 /// Looks at every address of a name.
-fn each(found: &[SocketAddr], own: &[Own], findings: &mut Findings) {
+fn each(found: &[SocketAddr], own: &[Own], paths: Paths, findings: &mut Findings) {
     // A name may have addresses that nobody serves, beside one that is: clients try them all.
     let is_served = |to: &SocketAddr| {
         interfaces::is_own(to.ip(), own) && !listeners("/proc/self", *to).is_empty()
@@ -62,8 +66,8 @@ fn each(found: &[SocketAddr], own: &[Own], findings: &mut Findings) {
             true if is_any_served && !is_served(&address) => {
                 findings.note("listener", format!("nobody listens on {address}"), "");
             }
-            true => here(address, findings),
-            false => elsewhere(address, own, findings),
+            true => here(address, paths, findings),
+            false => elsewhere(address, own, paths, findings),
         }
     }
 }
@@ -190,7 +194,7 @@ fn holders(listeners: &[Listener]) -> (Vec<u32>, bool) {
 }
 
 /// A connection within this host.
-fn here(to: SocketAddr, findings: &mut Findings) {
+fn here(to: SocketAddr, paths: Paths, findings: &mut Findings) {
     let listeners = listeners("/proc/self", to);
     if listeners.is_empty() {
         nobody(to, findings);
@@ -210,7 +214,9 @@ fn here(to: SocketAddr, findings: &mut Findings) {
         // What a process with the library shows to everybody in its network namespace.
         if has_advert(to.port()) {
             findings.ok("listener", format!("{found}; it has the library"));
-            shared_memory(to, findings);
+            let found = "how its end is configured is not known";
+            findings.note("config", found, format!("sudo netacc doctor {to}"));
+            within_host(to, paths, findings);
         } else if is_partial {
             findings.blind("listener", found, format!("sudo netacc doctor {to}"));
         } else {
@@ -219,15 +225,26 @@ fn here(to: SocketAddr, findings: &mut Findings) {
         }
         return;
     }
+    if servers(&pids, to, findings) {
+        within_host(to, paths, findings);
+    } else {
+        findings.ok("path", format!("to {to}: TCP, as it is"));
+    }
+}
+
+/// Whether one of the processes that listen takes a connection to a faster path.
+fn servers(pids: &[u32], to: SocketAddr, findings: &mut Findings) -> bool {
     let mut with_library = 0;
     for pid in pids.iter().copied().take(NAMED) {
         let name = one_line(&segment::name(pid).unwrap_or_default());
         let who = format!("process {pid} ({name}) listens on {to}");
         match segment::read(pid) {
             Ok(server) => {
-                with_library += 1;
                 findings.ok("listener", format!("{who}, and has the library"));
                 process::loaded(&server, "the server's", findings);
+                let before = findings.problems();
+                servers_end(&server, to, findings);
+                with_library += usize::from(findings.problems() == before);
             }
             Err(SegmentError::NoSegment) => {
                 with_library += 1;
@@ -251,11 +268,24 @@ fn here(to: SocketAddr, findings: &mut Findings) {
         let found = format!("{} more processes listen on {to}", pids.len() - NAMED);
         findings.note("listener", found, "netacc ps");
     }
-    if with_library > 0 {
-        shared_memory(to, findings);
-    } else {
-        findings.ok("path", format!("to {to}: TCP, as it is"));
+    with_library > 0
+}
+
+/// What the configuration of a process that listens, and its rules, keep on TCP.
+fn servers_end(server: &Process, to: SocketAddr, findings: &mut Findings) {
+    let end = format!("the server's end, process {}: ", server.pid);
+    process::configured(server, &end, findings);
+    let paths = parse_rendered(&server.header.config).find(|(key, ..)| *key == Key::Paths.name());
+    let paths = paths.and_then(|(_, value, _)| Paths::parse(value).ok());
+    if let Some(paths) = paths.filter(|paths| !paths.is_empty() && !serve_within(*paths, to)) {
+        findings.problem(
+            "config",
+            format!("{end}NACC_PATHS={paths} leaves connections within the host on TCP"),
+            "NACC_PATHS=shm,rdma,utcp where it is started, and start it again",
+        );
     }
+    // (Who connects to an address of this host has that one, too, unless it has chosen another.)
+    rules::of_server(server, to.ip(), to, findings);
 }
 
 /// Whether a process that listens is stopped: it accepts nothing, and answers nobody.
@@ -314,7 +344,21 @@ fn has_accepted_none(looks: &[Vec<u32>]) -> bool {
     !became_fewer && looks.last().is_some_and(|all| all.iter().any(|waiting| *waiting > 0))
 }
 
-fn shared_memory(to: SocketAddr, findings: &mut Findings) {
+/// Whether one of these paths serves connections to an address of this host.
+pub fn serve_within(paths: Paths, to: SocketAddr) -> bool {
+    paths.contains(Way::Shm) || (paths.contains(Way::Rdma) && !to.ip().is_loopback())
+}
+
+/// The path to a server of this host that has the library, by the paths of the client's end.
+fn within_host(to: SocketAddr, paths: Paths, findings: &mut Findings) {
+    if !serve_within(paths, to) {
+        findings.problem(
+            "path",
+            format!("to {to}: TCP: NACC_PATHS={paths} of the client's end has no shared memory"),
+            "NACC_PATHS=shm,rdma",
+        );
+        return;
+    }
     let found = "shared memory, if the client has the library, too";
     findings.ok("path", format!("to {to}: {found} (netacc_run)"));
 }
@@ -359,7 +403,7 @@ fn nobody(to: SocketAddr, findings: &mut Findings) {
 }
 
 /// A connection to another host.
-fn elsewhere(to: SocketAddr, own: &[Own], findings: &mut Findings) {
+fn elsewhere(to: SocketAddr, own: &[Own], paths: Paths, findings: &mut Findings) {
     let route = match interfaces::route(to) {
         Ok(route) => route,
         Err(error) => {
@@ -387,8 +431,17 @@ fn elsewhere(to: SocketAddr, own: &[Own], findings: &mut Findings) {
             false
         }
     };
-    match device(&route, own) {
+    match device(&route, own).filter(|_| paths.contains(Way::Rdma)) {
         Some(port) => over_rdma(to, answers, &route, &port, findings),
+        None if paths.contains(Way::Utcp) => {
+            let found = "TCP in user space (utcp), whether the other end has the library or not";
+            findings.ok("path", format!("to {to}: {found}, where nothing above is in the way"));
+        }
+        None if !paths.contains(Way::Rdma) => findings.problem(
+            "path",
+            format!("to {to}: TCP: NACC_PATHS={paths} of the client's end has no RDMA"),
+            "NACC_PATHS=shm,rdma",
+        ),
         None => {
             let reason = Reason::NoRdmaDevice;
             findings.problem(
@@ -435,6 +488,7 @@ fn over_rdma(to: SocketAddr, answers: bool, route: &Route, port: &Port, findings
     }
     if answers {
         link(to, findings);
+        unknown_version(to, findings);
     }
     let device = &port.device;
     match findings.problems() == before {
@@ -493,6 +547,18 @@ fn link(to: SocketAddr, findings: &mut Findings) {
             format!("on the server: nft add rule inet filter input tcp dport {{ {list} }} accept"),
         );
     }
+}
+
+/// The library's version at the other end is said in the agreement alone, which is between two
+/// libraries, over RDMA, and about a connection that both have: nobody is asked for it here.
+fn unknown_version(to: SocketAddr, findings: &mut Findings) {
+    findings.note(
+        "library",
+        format!(
+            "which version of the library the other end has is not known; here it is {VERSION}"
+        ),
+        format!("ask there: netacc ps (on {})", to.ip()),
+    );
 }
 
 #[cfg(test)]
@@ -558,7 +624,7 @@ mod tests {
         let not = SocketAddr::new("127.0.0.2".parse().unwrap(), served.port());
         let levels = |found: &[SocketAddr]| {
             let mut findings = Findings::default();
-            each(found, &[], &mut findings);
+            each(found, &[], Paths::default(), &mut findings);
             let told = findings.json("connection", "c");
             let all = told["findings"].as_array().unwrap().iter();
             let nobody = all.filter(|f| f["found"].as_str().unwrap().contains("nobody listens"));

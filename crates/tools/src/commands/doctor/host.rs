@@ -23,7 +23,7 @@ pub fn look(findings: &mut Findings) {
     library(&environment, findings);
     kernel(findings);
     if let Some(config) = config(&mut environment, findings) {
-        effect(&config, findings);
+        effect(&config, "", findings);
     }
     limits("/proc/self", rdma::has_devices(), findings);
     confinement(findings);
@@ -149,12 +149,13 @@ pub fn config(environment: &mut Environment, findings: &mut Findings) -> Option<
     }
 }
 
-/// What the configuration itself keeps on TCP.
-pub fn effect(config: &Config, findings: &mut Findings) {
+/// What the configuration itself keeps on TCP, and whether the path may be taken that needs
+/// privileges. `end`: whose configuration it is, where a connection has two.
+pub fn effect(config: &Config, end: &str, findings: &mut Findings) {
     if !config.accelerate_by_default {
         findings.problem(
             "config",
-            "NACC_ENABLE_RDMA_DEFAULT=0 turns acceleration off",
+            format!("{end}NACC_ENABLE_RDMA_DEFAULT=0 turns acceleration off"),
             "NACC_ENABLE_RDMA_DEFAULT=1",
         );
     }
@@ -163,31 +164,76 @@ pub fn effect(config: &Config, findings: &mut Findings) {
         100 => {}
         0 => findings.problem(
             "config",
-            "NACC_CONNECT_RDMA_PERCENT=0 leaves every new connection on TCP",
+            format!("{end}NACC_CONNECT_RDMA_PERCENT=0 leaves every new connection on TCP"),
             "NACC_CONNECT_RDMA_PERCENT=100",
         ),
         _ => findings.note(
             "config",
-            format!("NACC_CONNECT_RDMA_PERCENT={percent} leaves the others on TCP"),
+            format!("{end}NACC_CONNECT_RDMA_PERCENT={percent} leaves the others on TCP"),
             "NACC_CONNECT_RDMA_PERCENT=100",
         ),
     }
     let paths = config.paths;
-    match (paths.contains(WayOn::Shm), paths.contains(WayOn::Rdma)) {
+    let [has_shm, has_rdma, has_utcp] =
+        [WayOn::Shm, WayOn::Rdma, WayOn::Utcp].map(|path| paths.contains(path));
+    match (has_shm, has_rdma) {
         (true, true) => {}
-        (false, false) => findings.problem(
+        (false, false) if !has_utcp => findings.problem(
             "config",
-            format!("NACC_PATHS={paths} leaves every connection on TCP"),
+            format!("{end}NACC_PATHS={paths} leaves every connection on TCP"),
             "NACC_PATHS=shm,rdma",
         ),
-        (has_shm, _) => {
-            let which = if has_shm { "between hosts" } else { "within the host without RDMA" };
+        _ => {
+            let which = match (has_shm, has_utcp) {
+                (true, false) => "connections between hosts on TCP",
+                (true, true) => "connections between hosts to TCP in user space",
+                (false, _) if has_rdma => "connections within the host without RDMA on TCP",
+                (false, _) => "connections within the host on TCP",
+            };
             findings.note(
                 "config",
-                format!("NACC_PATHS={paths} leaves connections {which} on TCP"),
-                "NACC_PATHS=shm,rdma",
+                format!("{end}NACC_PATHS={paths} leaves {which}"),
+                if has_utcp { "NACC_PATHS=shm,rdma,utcp" } else { "NACC_PATHS=shm,rdma" },
             );
         }
+    }
+    if has_utcp {
+        let release = look::file("/proc/sys/kernel/osrelease").unwrap_or_default();
+        utcp("/proc/self", &release, findings);
+    }
+}
+
+/// What the path utcp needs (`docs/manual/utcp.md`): the capabilities of what is started by the
+/// process under that directory of `/proc`, and a kernel.
+fn utcp(directory: &str, release: &str, findings: &mut Findings) {
+    if number_of(release).is_some_and(|version| version < (6, 6)) {
+        findings.problem(
+            "utcp",
+            format!("Linux {release} cannot steer packets past its TCP (tcx)"),
+            "Linux 6.6 or later; or NACC_PATHS=shm,rdma",
+        );
+    }
+    let Ok(status) = Status::of(directory) else { return };
+    let has = |number| status.has_capability(number);
+    // (Who may administer the system may use BPF.)
+    let missing: Vec<&str> = [
+        ("CAP_NET_ADMIN", has(look::CAP_NET_ADMIN)),
+        ("CAP_NET_RAW", has(look::CAP_NET_RAW)),
+        ("CAP_BPF", has(look::CAP_BPF) || has(look::CAP_SYS_ADMIN)),
+    ]
+    .iter()
+    .filter_map(|(name, is_there)| (!is_there).then_some(*name))
+    .collect();
+    match missing.as_slice() {
+        [] => findings.ok("utcp", "TCP in user space may be used (experimental)"),
+        names => findings.problem(
+            "utcp",
+            format!("TCP in user space needs {}, which what is started here has not", names.join(", ")),
+            "sudo setpriv --reuid=$(id -u) --regid=$(id -g) --init-groups \
+             --inh-caps=+net_admin,+net_raw,+bpf --ambient-caps=+net_admin,+net_raw,+bpf netacc_run \
+             --paths utcp …; of a service: AmbientCapabilities=CAP_NET_ADMIN CAP_NET_RAW CAP_BPF; \
+             think first: docs/manual/utcp.md",
+        ),
     }
 }
 
@@ -517,15 +563,40 @@ mod tests {
             (paths("tcp"), "problem", "leaves every connection on TCP"),
             (paths("shm"), "note", "=shm leaves connections between hosts on TCP"),
             (paths("rdma"), "note", "within the host without RDMA"),
+            (paths("utcp"), "note", "=utcp leaves connections within the host on TCP"),
+            (paths("shm,utcp"), "note", "connections between hosts to TCP in user space"),
+            (paths("rdma,utcp"), "note", "within the host without RDMA"),
         ] {
             let mut findings = Findings::default();
-            effect(&config, &mut findings);
+            effect(&config, "", &mut findings);
             let (is, found) = said(&findings, "config").unwrap();
             assert!(is == level && found.contains(text), "{text}: {is}, {found}");
         }
         let mut findings = Findings::default();
-        effect(&all, &mut findings);
+        effect(&all, "", &mut findings);
         assert!(said(&findings, "config").is_none());
+    }
+
+    #[test]
+    fn tcp_in_user_space_needs_a_kernel_and_capabilities() {
+        let directory = std::env::temp_dir().join(format!("netacc-utcp-{}", std::process::id()));
+        fs::create_dir_all(&directory).unwrap();
+        let of = |numbers: &[u32]| numbers.iter().fold(0u64, |set, number| set | 1 << number);
+        for (release, capabilities, level, text) in [
+            ("6.6.1", of(&[12, 13, 39]), "ok", "may be used"),
+            ("6.6.1", of(&[12, 13, 21]), "ok", "may be used"),
+            ("6.5.13", of(&[12, 13, 39]), "problem", "Linux 6.5.13 cannot steer"),
+            ("6.12.0", of(&[12, 39]), "problem", "needs CAP_NET_RAW, which"),
+            ("6.12.0", 0, "problem", "needs CAP_NET_ADMIN, CAP_NET_RAW, CAP_BPF, which"),
+        ] {
+            let status = format!("Name:\tx\nCapEff:\t{capabilities:016x}\n");
+            fs::write(directory.join("status"), status).unwrap();
+            let mut findings = Findings::default();
+            utcp(directory.to_str().unwrap(), release, &mut findings);
+            let (is, found) = said(&findings, "utcp").unwrap();
+            assert!(is == level && found.contains(text), "{release}: {is}, {found}");
+        }
+        fs::remove_dir_all(&directory).unwrap();
     }
 
     #[test]

@@ -96,6 +96,14 @@ impl Status {
     }
 }
 
+/// What the path utcp needs; who has the last one needs no CAP_BPF.
+pub const CAP_NET_ADMIN: u32 = 12;
+/// As that.
+pub const CAP_NET_RAW: u32 = 13;
+/// As that.
+pub const CAP_BPF: u32 = 39;
+/// As that.
+pub const CAP_SYS_ADMIN: u32 = 21;
 /// Overrides the limit of locked memory.
 pub const CAP_IPC_LOCK: u32 = 14;
 

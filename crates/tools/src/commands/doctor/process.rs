@@ -11,6 +11,7 @@ use crate::segment::{self, Process, SegmentError};
 use crate::show::{
     accelerated_total, age, connections_total, one_line, reason_name, share, version,
 };
+use crate::trace;
 use netacc_control::config::{Key, TakesEffect, parse_rendered};
 use netacc_control::stats::{Counter, Path as Way, Reason};
 use std::fs;
@@ -139,16 +140,52 @@ fn said(process: &Process, findings: &mut Findings) {
     let uptime = process.uptime.map_or_else(|| String::from("unknown"), age);
     findings.ok("process", format!("{name} has the library; it has been running for {uptime}"));
     loaded(process, "its", findings);
-    configured(process.pid, process.header.requests.is_some(), &process.header.config, findings);
+    configured(process, "", findings);
     connections(process, findings);
     let status = Status::of(&format!("/proc/{}", process.pid)).ok();
     let user = status.and_then(|status| status.uid()).unwrap_or(process.uid);
     rules::of_process(process, user, findings);
     counters(process, findings);
+    traced(process, findings);
 }
 
-/// What its configuration keeps on TCP. `hears`: it takes another value while it runs.
-fn configured(pid: u32, hears: bool, config: &str, findings: &mut Findings) {
+/// Whether it is traced: in a process that filters its system calls only where that was asked for.
+fn traced(process: &Process, findings: &mut Findings) {
+    let pid = process.pid;
+    let status = Status::of(&format!("/proc/{pid}")).ok();
+    if status.and_then(|status| status.seccomp()) != Some(2) || trace::of_process(pid).is_some() {
+        return;
+    }
+    let (value, origin) = parse_rendered(&process.header.config)
+        .find(|(key, ..)| *key == Key::Trace.name())
+        .map_or(("", ""), |(_, value, origin)| (value, origin));
+    if value != "0" && !["environment", "live"].contains(&origin) {
+        findings.note(
+            "trace",
+            format!(
+                "it is not traced: it filters its system calls, and {}={} ({}) was not asked for \
+                 in its environment",
+                Key::Trace.name(),
+                one_line(value),
+                one_line(origin)
+            ),
+            format!(
+                "netacc cfg set NACC_TRACE 1 -p {pid}; for good: Environment=NACC_TRACE=1 in the \
+                 unit, as netacc-enable sets it; its filter has to let through what the manual \
+                 (install.md, SystemCallFilter=) lists"
+            ),
+        );
+    }
+}
+
+/// What its configuration keeps on TCP. `end`: which it is of a connection's.
+pub fn configured(process: &Process, end: &str, findings: &mut Findings) {
+    let hears = process.header.requests.is_some();
+    leaves_on_tcp((process.pid, hears), end, &process.header.config, findings);
+}
+
+/// The same of its number and whether it takes another value while it runs.
+fn leaves_on_tcp((pid, hears): (u32, bool), end: &str, config: &str, findings: &mut Findings) {
     for (key, value, origin) in parse_rendered(config) {
         let better = match (key, value) {
             ("NACC_ENABLE_RDMA_DEFAULT", "0") => "1",
@@ -160,7 +197,7 @@ fn configured(pid: u32, hears: bool, config: &str, findings: &mut Findings) {
         let is_live = hears && when.is_some_and(|when| when != TakesEffect::Restart);
         findings.problem(
             "config",
-            format!("{key}={} ({}) leaves it on TCP", one_line(value), one_line(origin)),
+            format!("{end}{key}={} ({}) leaves it on TCP", one_line(value), one_line(origin)),
             match is_live {
                 true => format!("netacc cfg set {key} {better} -p {pid}"),
                 false => at_restart(key, better, origin),
@@ -351,7 +388,7 @@ mod tests {
             ),
         ] {
             let mut findings = Findings::default();
-            configured(17, hears, &format!("[netacc]\n{text}\n"), &mut findings);
+            leaves_on_tcp((17, hears), "", &format!("[netacc]\n{text}\n"), &mut findings);
             let told = findings.json("process", "p");
             let said: Vec<_> = told["findings"].as_array().unwrap().iter().collect();
             if found.is_empty() {

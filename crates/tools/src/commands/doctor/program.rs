@@ -45,7 +45,7 @@ pub fn look(words: &[OsString], findings: &mut Findings) {
         loader(&program, path.as_deref(), &preload, findings);
     }
     if let Some(config) = host::config(&mut environment, findings) {
-        host::effect(&config, findings);
+        host::effect(&config, "", findings);
         let (file, name) = known_as(&program, path.as_deref());
         rules::of_program(&config.rules, Program { file: &file, name: &name }, findings);
     }

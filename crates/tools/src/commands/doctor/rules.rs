@@ -1,12 +1,13 @@
 //! Which rule of `netacc.conf` holds: for the connections of a process, for a program that is to be
 //! started, for a connection that is not there yet.
 
-use super::connection::listening_ports;
+use super::connection::{listening_ports, serve_within};
 use super::finding::Findings;
+use super::look::Status;
 use crate::segment::Process;
 use netacc_control::config::{Direction, Program, Rule, Subject, rendered_rules};
 use netacc_control::stats::{Connection, Reason};
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 
 const REMEDY: &str =
     "if that was not meant: correct the rule in netacc.conf, and start the program again";
@@ -112,16 +113,46 @@ pub fn of_connection(rules: &[Rule], to: SocketAddr, findings: &mut Findings) {
         let (programs, name) = (rule.programs(), &rule.name);
         let keeps = rule.paths().is_some_and(|paths| paths.is_empty());
         if !programs.is_empty() {
-            let found = format!("{name}, to {to} for {}: {}", programs.join(", "), effect(rule));
+            let programs = programs.join(", ");
+            let found = format!("{CLIENTS}{name}, to {to} for {programs}: {}", effect(rule));
             findings.note("rule", found, "");
             continue;
         }
-        let found = format!("{name}, to {to}: {}", effect(rule));
+        let found = format!("{CLIENTS}{name}, to {to}: {}", effect(rule));
         match keeps {
             true => findings.problem("rule", found, REMEDY),
             false => findings.ok("rule", found),
         }
         return;
+    }
+}
+
+/// Whose configuration it is of a connection's ends: that of what is started here.
+pub const CLIENTS: &str = "the client's end: ";
+
+/// The rule of the process that listens which holds for a connection from that address within the
+/// host. (A process has the rules of its program alone.)
+pub fn of_server(server: &Process, from: IpAddr, to: SocketAddr, findings: &mut Findings) {
+    let (rules, is_whole) = rendered_rules(&server.header.config);
+    let status = Status::of(&format!("/proc/{}", server.pid)).ok();
+    let user = status.and_then(|status| status.uid()).unwrap_or(server.uid);
+    let of = Subject { port: to.port(), peer: from, direction: Direction::In, user };
+    let end = format!("the server's end, process {}: ", server.pid);
+    let Some(rule) = rules.iter().find(|rule| rule.holds(&of)) else {
+        if !is_whole {
+            let found = format!("{end}it has more rules than it can show");
+            findings.note("rule", found, "look at its file: netacc.conf(5)");
+        }
+        return;
+    };
+    let found = format!("{end}{}, for connections to {to}: {}", rule.name, effect(rule));
+    let is_kept = rule.paths().is_some_and(|paths| !serve_within(paths, to));
+    match is_kept || rule.is_unreadable() {
+        _ if rule.is_of_unreadable_file() => {
+            findings.problem("rule", found, Reason::ConfigUnreadable.remedy());
+        }
+        true => findings.problem("rule", found, REMEDY),
+        false => findings.ok("rule", found),
     }
 }
 
@@ -154,11 +185,11 @@ mod tests {
         assert_eq!(
             of(80),
             [
-                "note: a, to 127.0.0.1:80 for x: keeps it on TCP",
-                "ok: b, to 127.0.0.1:80: lets it take shm alone"
+                "note: the client's end: a, to 127.0.0.1:80 for x: keeps it on TCP",
+                "ok: the client's end: b, to 127.0.0.1:80: lets it take shm alone"
             ]
         );
-        assert_eq!(of(81), ["problem: c, to 127.0.0.1:81: keeps it on TCP"]);
+        assert_eq!(of(81), ["problem: the client's end: c, to 127.0.0.1:81: keeps it on TCP"]);
         assert!(of(91).is_empty());
     }
 
