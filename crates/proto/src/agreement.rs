@@ -72,6 +72,11 @@ pub enum Event {
     NoOffer(usize),
     /// Acceptor: these links' peers claim the other end.
     Claims(Links),
+    /// Acceptor, between hosts: somebody claims it, and it says so from here on. A claim may go.
+    Claimed {
+        /// The time.
+        now: u64,
+    },
     /// Acceptor: this link's peer does not show that it has the other end. (Of a connection that
     /// waits: its proofs end before an offer is made, and none begins while that stands.)
     Unproven(usize),
@@ -345,6 +350,10 @@ impl Agreement {
                 }
                 usize::try_from(from.trailing_zeros()).map_or(Action::None, Action::Prove)
             }
+            (Event::Claimed { now }, State::Waiting) if self.peers == Peers::TwoHosts => {
+                (self.due, self.looks) = (self.due.min(now.saturating_add(JUDGED_NS)), 0);
+                Action::None
+            }
             (Event::Unproven(link), State::Waiting) if self.peers == Peers::OneHost => {
                 self.links |= bit(link);
                 Action::SeeClaims
@@ -370,19 +379,18 @@ impl Agreement {
             (Event::Tick { now, claimed, known }, _) => {
                 let is_seen_to = claimed || self.offered().is_some();
                 let first = self.looks == 0;
-                self.looks = 1;
+                self.looks = u8::from(self.peers == Peers::OneHost || !is_seen_to);
                 match self.peers {
                     // It goes on waiting; its own calls see to it.
                     Peers::OneHost => self.due = 0,
+                    // What sees to it may go, and nobody says so.
+                    Peers::TwoHosts if is_seen_to => self.due = now.saturating_add(JUDGED_NS),
+                    // (Of when it was due, however late it is looked at.)
                     Peers::TwoHosts if first => {
-                        // (Of when it was due, however late it is looked at.)
                         self.due = self.due.saturating_add(SILENT_HOST_NS - JUDGED_NS);
                     }
                     // Its process may be one of those that are known, and has not used it enough.
-                    Peers::TwoHosts if is_seen_to || known => {
-                        self.due = now.saturating_add(SILENT_HOST_NS);
-                        return Action::None;
-                    }
+                    Peers::TwoHosts if known => self.due = now.saturating_add(SILENT_HOST_NS),
                     Peers::TwoHosts => return self.over(Action::End(Why::NoLibrary)),
                 }
                 if is_seen_to { Action::None } else { Action::Judge(Why::NoLibrary) }

@@ -505,8 +505,11 @@ impl Remote {
         if theirs.again_at > sys::now_ns() {
             return self.at(theirs.again_at);
         }
-        if let Some((_, m)) = self.accepted.get(waiting) {
+        if let Some(m) = self.accepted.get_mut(waiting) {
             m.socket.start(Reason::Negotiating);
+            m.agreement.step(Event::Claimed { now: sys::now_ns() });
+            let due = m.agreement.due();
+            self.wait_until(due);
         }
         let Theirs { link: i, token, proof, .. } = theirs;
         if !self.link(i).is_some_and(Link::is_up) {

@@ -47,7 +47,7 @@ fn events(role: Role) -> Vec<Event> {
         Role::Acceptor => {
             let mut all =
                 vec![Event::Claims(0), Event::Claims(bit(1)), Event::Claims(bit(1) | bit(2))];
-            all.extend([Event::Unproven(1), Event::Offered(1)]);
+            all.extend([Event::Claimed { now: NOW }, Event::Unproven(1), Event::Offered(1)]);
             all.extend([Event::Accepted(1), Event::Accepted(2)]);
             for reason in [refuse::WITHDRAWN, refuse::BUSY, refuse::NO_MEMORY, refuse::LESS_MEMORY]
             {
@@ -177,9 +177,23 @@ fn who_waits_is_looked_for_and_judged_in_time() {
         [(at(900), judged), (at(30_000), ended)]
     );
     let known = ticks(silent(Peers::TwoHosts), false, true);
-    let goes_on = [(at(30_000), Action::None), (at(60_000), Action::None)];
+    let goes_on = [(at(30_000), judged), (at(60_000), judged)];
     assert_eq!((&known[..1], &known[1..3]), (&[(at(900), judged)][..], &goes_on[..]));
-    assert_eq!(ticks(silent(Peers::TwoHosts), true, true)[0], (at(900), Action::None));
+    let claimed = ticks(silent(Peers::TwoHosts), true, true);
+    assert_eq!(claimed[..2], [(at(900), Action::None), (at(1800), Action::None)]);
+    // A claim that goes: what is said of it comes in time again, and it is waited for as at first.
+    for is_known in [false, true] {
+        let mut a = silent(Peers::TwoHosts);
+        a.step(Event::Tick { now: a.due(), claimed: false, known: is_known });
+        a.step(Event::Claimed { now: 5_000_000_000 });
+        let later = if is_known { judged } else { ended };
+        let gone = ticks(a, false, is_known);
+        assert_eq!(gone[..2], [(at(5_900), judged), (at(35_000), later)]);
+        a.step(Event::Offered(1));
+        a.step(Event::Tick { now: a.due(), claimed: false, known: is_known });
+        a.step(Event::LinkGone { link: 1, now: 6_000_000_000 });
+        assert_eq!(ticks(a, false, is_known)[0], (at(6_800), judged));
+    }
     // Between hosts a connector's place is looked for, and what is said of it comes in time.
     let mut a = Agreement::new(Peers::TwoHosts, Role::Connector, 0);
     assert_eq!(ticks(a, false, false), [(at(900), judged)]);

@@ -82,3 +82,38 @@ fn a_plain_server_beside_one_that_is_found_again() {
     }
     rig.finish();
 }
+
+/// What claims a connection, and goes: it is judged again, for as often as that happens.
+#[test]
+fn a_claim_that_goes() {
+    let mut rig = Rig::new(Order::Prompt, Model::ROCE, 2);
+    let other = rig.connect(0, 1);
+    rig.promoted(other);
+    let i = rig.connect(0, 1);
+    assert_eq!(rig.used_alone(i, A)[1], Reason::PeerWithoutLibrary);
+    let is_claimed = |rig: &Rig| rig.reason(i, A) != Reason::PeerWithoutLibrary;
+    // Its program has the library after all, and uses it.
+    for _ in 0..40 {
+        if is_claimed(&rig) {
+            break;
+        }
+        rig.send(i, C, 10);
+        rig.settle();
+    }
+    assert!(is_claimed(&rig), "{}", rig.describe());
+    rig.break_links(0);
+    rig.settle();
+    if rig.reason(i, A) == Reason::Negotiating {
+        let began = sys::now_ns();
+        testing::pass_ns((began + SECOND_NS).saturating_sub(sys::now_ns()));
+        rig.settle();
+        assert_ne!(rig.reason(i, A), Reason::Negotiating, "{}", rig.describe());
+    }
+    for _ in 0..40 {
+        testing::pass_ns(SECOND_NS);
+        rig.send(i, A, 10);
+        rig.settle();
+        assert_ne!(rig.reason(i, A), Reason::Negotiating, "{}", rig.describe());
+    }
+    rig.finish();
+}
