@@ -7,6 +7,7 @@
 //! has closed it ([`State::Left`]), and all descriptors that are counted are this process's.
 
 pub(crate) mod exec;
+pub(crate) mod locks;
 pub(crate) mod passed;
 pub(crate) mod share;
 pub(crate) mod stdio;

@@ -105,14 +105,29 @@ fn shuts_down(t: &Ctx, fd: Fd) {
 
 /// A record lock, from the first byte on. 0: to the end.
 fn record_lock(fd: Fd, kind: c_int, bytes: i64) -> Result<(), E> {
+    record_lock_with(fd, libc::F_SETLK, kind, bytes)
+}
+
+fn record_lock_with(fd: Fd, command: c_int, kind: c_int, bytes: i64) -> Result<(), E> {
     // SAFETY: all zero is a valid lock.
     let mut lock: libc::flock = unsafe { core::mem::zeroed() };
     (lock.l_type, lock.l_len) = (kind as libc::c_short, bytes);
     // SAFETY: it is read.
-    match unsafe { libc::fcntl(fd, libc::F_SETLK, &raw const lock) } {
+    match unsafe { libc::fcntl(fd, command, &raw const lock) } {
         0 => Ok(()),
         _ => Err(E(std::io::Error::last_os_error().raw_os_error().unwrap_or(0))),
     }
+}
+
+/// What is in the way of a lock of all there is: its kind, and where it stands.
+fn lock_in_the_way(fd: Fd) -> (c_int, i64, i64) {
+    // SAFETY: all zero is a valid lock.
+    let mut lock: libc::flock = unsafe { core::mem::zeroed() };
+    lock.l_type = libc::F_WRLCK as libc::c_short;
+    // SAFETY: it is read and written.
+    let r = unsafe { libc::fcntl(fd, libc::F_GETLK, &raw mut lock) };
+    assert_eq!(r, 0, "F_GETLK");
+    (lock.l_type.into(), lock.l_start, lock.l_len)
 }
 
 /// So many echoes as a client.
@@ -289,6 +304,7 @@ fn first() -> Vec<Scenario> {
                 let (done, until_done) = turn();
                 let fd = accept_one(t);
                 let child = t.child(|_| {
+                    sys::set_own_group().expect("setgid");
                     echo(fd, 20);
                     give(done);
                     await_turn(wait);
@@ -298,9 +314,10 @@ fn first() -> Vec<Scenario> {
                 t.log("some bytes", record_lock(fd, libc::F_WRLCK, 1000));
                 t.log("none of them", record_lock(fd, libc::F_UNLCK, 1000));
                 // Those of the library's are behind them, as long as it may go on in the child.
-                let all = record_lock(fd, libc::F_WRLCK, 0);
-                t.log("all, or somebody has some", matches!(all, Ok(()) | Err(E(libc::EAGAIN))));
-                let _ = record_lock(fd, libc::F_UNLCK, 0);
+                t.log("who has any of all", lock_in_the_way(fd));
+                t.log("all", record_lock(fd, libc::F_WRLCK, 0));
+                t.log("none of all", record_lock(fd, libc::F_UNLCK, 0));
+                t.log("all, waiting for it", record_lock_with(fd, libc::F_SETLKW, libc::F_WRLCK, 0));
                 give(go);
                 t.log("child", child.join());
                 echo(fd, 5);

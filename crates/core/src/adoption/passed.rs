@@ -25,7 +25,7 @@ use core::sync::atomic::Ordering::*;
 use netacc_control::stats::Reason;
 
 // (Versions of the library that do not know all of these have theirs elsewhere.)
-const HOLDER: i64 = 1 << 61;
+pub(super) const HOLDER: i64 = 1 << 61;
 const UNDER_WAY: i64 = HOLDER + 1;
 /// Numbers of sockets have 32 bits.
 const UNDER_WAY_LEN: i64 = 1 << 32;

@@ -163,6 +163,24 @@ pub fn dup3(old: c_int, new: c_int, flags: c_int) -> Ret {
 pub fn fcntl(fd: c_int, cmd: c_int, arg: usize) -> Ret {
     held(|| crate::lifecycle::fcntl(fd, cmd, arg))
 }
+/// A command of `fcntl` about record locks that goes beyond the program's part of a descriptor: the
+/// lock to ask the kernel for instead.
+///
+/// # Safety
+/// `arg` is the caller's, as for fcntl(2).
+pub unsafe fn own_lock(fd: c_int, cmd: c_int, arg: usize) -> Option<libc::flock> {
+    // SAFETY: the caller's promise.
+    held(|| unsafe { crate::adoption::locks::own_part(fd, cmd, arg) })
+}
+/// What the kernel has said of that. 0, or EFAULT.
+///
+/// # Safety
+/// As for [`own_lock`].
+pub unsafe fn on_own_lock(arg: usize, said: libc::flock) -> Ret {
+    // SAFETY: the caller's promise.
+    let told = held(|| unsafe { crate::adoption::locks::tell(arg, said) });
+    if told { 0 } else { -(libc::EFAULT as Ret) }
+}
 /// `ioctl`.
 ///
 /// # Safety

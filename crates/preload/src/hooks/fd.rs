@@ -102,11 +102,32 @@ macro_rules! fcntl {
                 }
                 match cmd {
                     libc::F_DUPFD | libc::F_DUPFD_CLOEXEC => numbered(|| made(next(fd, cmd, arg))),
-                    _ => next(fd, cmd, arg),
+                    // SAFETY: the caller's.
+                    _ => match unsafe { api::own_lock(fd, cmd, arg) } {
+                        Some(own) => lock_own(own, cmd, arg, |own| next(fd, cmd, own)),
+                        None => next(fd, cmd, arg),
+                    },
                 }
             }
         }
     };
+}
+
+/// A command about record locks, of what is the program's.
+#[cold]
+fn lock_own(
+    mut own: libc::flock,
+    cmd: c_int,
+    arg: usize,
+    next: impl FnOnce(usize) -> c_int,
+) -> c_int {
+    const F_OFD_GETLK: c_int = 36;
+    let r = next(&raw mut own as usize);
+    if r < 0 || !matches!(cmd, libc::F_GETLK | F_OFD_GETLK) {
+        return r;
+    }
+    // SAFETY: the caller's.
+    errno::ret(unsafe { api::on_own_lock(arg, own) }) as c_int
 }
 
 fcntl! {
