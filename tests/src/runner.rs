@@ -94,8 +94,9 @@ impl Mode {
         }
     }
 
-    fn warmup(self) -> Warmup {
+    fn warmup(self, scenario: &Scenario) -> Warmup {
         match self {
+            Mode::Rdma if scenario.tcp_between_hosts => Warmup::Fixed,
             Mode::Shm | Mode::Rdma | Mode::Starved => Warmup::UntilFast,
             Mode::Early => Warmup::UntilHalf,
             Mode::New => Warmup::None,
@@ -455,7 +456,7 @@ fn start(scenario: &Scenario, role: Role, mode: Mode, build: &Build) -> Side {
         "scenario",
         scenario.name,
         &format!("{role:?}"),
-        &format!("{:?}", mode.warmup()),
+        &format!("{:?}", mode.warmup(scenario)),
     ]);
     command
         .stdin(Stdio::from(theirs))

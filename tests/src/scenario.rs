@@ -37,6 +37,8 @@ pub struct Scenario {
     pub length: u32,
     /// For so many seconds it waits, in each mode: it is begun early.
     pub seconds: u32,
+    /// Between hosts its connections stay on TCP: in the mode `rdma` none is waited for.
+    pub tcp_between_hosts: bool,
     /// What the library's environment has besides, in the mode `rdma`.
     pub rdma_environment: &'static [(&'static str, &'static str)],
     pub parts: Parts,
@@ -108,6 +110,7 @@ const fn of_two(name: &'static str, about: &'static str, parts: Parts) -> Scenar
         skip: &[],
         length: 1,
         seconds: 0,
+        tcp_between_hosts: false,
         rdma_environment: &[],
         parts,
     }
@@ -123,6 +126,7 @@ pub const fn alone(name: &'static str, about: &'static str, body: fn(&Ctx)) -> S
         skip: &[],
         length: 1,
         seconds: 0,
+        tcp_between_hosts: false,
         rdma_environment: &[],
         parts: Parts::Alone(body),
     }
@@ -163,6 +167,15 @@ impl Scenario {
     /// It waits for so many seconds, whatever the machine does.
     pub const fn waits(mut self, seconds: u32) -> Scenario {
         self.seconds = seconds;
+        self
+    }
+
+    /// Between hosts its connections stay on TCP, for what it does with them.
+    pub const fn stays_on_tcp_between_hosts(mut self) -> Scenario {
+        self.tcp_between_hosts = true;
+        if matches!(self.expect, Expect::Fast) {
+            self.expect = Expect::Shm;
+        }
         self
     }
 
