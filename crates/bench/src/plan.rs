@@ -88,8 +88,10 @@ pub(crate) fn bench(args: &BenchArgs) -> crate::Result<bool> {
     let json = json.transpose()?;
     let svg = args.svg.as_deref().map(Output::open).transpose()?;
     let table_wanted = args.json.as_deref().is_none_or(|path| path.as_os_str() != "-");
-    if table_wanted {
-        crate::say(&report::header(args, &machine, &tools))?;
+    let is_for_files = json.is_some() || svg.is_some();
+    if table_wanted && !crate::say(&report::header(args, &machine, &tools))? && !is_for_files {
+        // Nobody reads what would come of minutes.
+        return Ok(true);
     }
     let mut all = Vec::new();
     {
@@ -107,7 +109,7 @@ pub(crate) fn bench(args: &BenchArgs) -> crate::Result<bool> {
         let text =
             serde_json::to_string_pretty(&report::json(args, &machine, &tools, &all))? + "\n";
         match &json {
-            None => crate::say(&text)?,
+            None => drop(crate::say(&text)?),
             Some(file) => file.write(&text)?,
         }
     }

@@ -110,7 +110,6 @@ impl<T> Table<T> {
         self.entries.get_mut(i as usize)
     }
 
-    #[cfg(test)]
     pub(crate) fn len(&self) -> u32 {
         self.len
     }

@@ -237,7 +237,7 @@ pub fn ss_command() -> Command {
             Arg::new("clear")
                 .short('c')
                 .help("Clear what ended processes left")
-                .conflicts_with_all(["option-pid", "pid", "show", "wide", "watch"])
+                .conflicts_with_all(["option-pid", "pid", "show", "wide", "watch", "times"])
                 .conflicts_with_all(["port", "peer", "path", "reason", "sort"])
                 .action(ArgAction::SetTrue),
         )

@@ -192,7 +192,8 @@ _netacc-enable_behind() {
         *" --off "*) units=$(netacc-enable --list 2>/dev/null) ;;
         *) units=$(ALL) ;;
     esac
-    mapfile -t COMPREPLY < <(compgen -W "$units" -- "$word")
+    # (compgen expands its words, and so takes what systemd has escaped for another name.)
+    mapfile -t COMPREPLY < <(compgen -W "${units//\\/\\\\}" -- "$word")
 }
 complete -F _netacc-enable_behind netacc-enable
 "#;

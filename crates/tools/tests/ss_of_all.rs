@@ -78,6 +78,7 @@ fn to_clear_goes_with_nothing_else() {
         &["-p", &pid],
         &["--wide"],
         &["-w", "1"],
+        &["-n", "3"],
         &["--port", "80"],
         &["--peer", "::1"],
         &["--path", "shm"],

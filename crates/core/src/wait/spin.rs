@@ -123,8 +123,11 @@ impl Asked {
         if then != 0 && wall < JUDGED_NS.start {
             return false;
         }
+        // (Threads come back from their yields together: one of them judges.)
+        if self.at.compare_exchange(then, now, Relaxed, Relaxed).is_err() {
+            return false;
+        }
         let used = used();
-        self.at.store(now, Relaxed);
         let ours = used.saturating_sub(self.cpu.swap(used, Relaxed));
         // (Without a sample of a sensible age: no judgement yet.)
         then != 0 && JUDGED_NS.contains(&wall) && ours < wall.saturating_mul(cpus) / 10 * 8
@@ -504,6 +507,13 @@ mod tests {
         assert!(!judge(2_100, 2_650));
         assert!(!judge(4_200, 2_650), "too long ago");
         assert!(judge(4_300, 2_700));
+        // All is ours, and another thread comes back in the middle of the look.
+        let mut inner = true;
+        let outer = asked.strangers(4_400 * MS, 2, || {
+            inner = asked.strangers(4_400 * MS, 2, || 2_900 * MS);
+            2_900 * MS
+        });
+        assert_eq!((inner, outer), (false, false));
     }
 
     #[test]

@@ -26,11 +26,17 @@ pub fn show(tool: &str, is_json: bool, is_wide: bool) -> c_int {
         false => show::processes_text(&found, terminal::columns()),
     };
     let status = print(tool, &text);
+    say_of_hidden(tool, not_permitted);
+    status
+}
+
+/// Of so many processes nothing is known.
+pub(super) fn say_of_hidden(tool: &str, not_permitted: usize) {
     if not_permitted > 0 && !rustix::process::geteuid().is_root() {
+        let what = if not_permitted == 1 { "process" } else { "processes" };
         terminal::complain(&format!(
-            "{tool}: {not_permitted} processes of other users may not be looked at, whether they have the \
-             library or not: root sees them, too"
+            "{tool}: {not_permitted} {what} may not be looked at, with the library or without: root \
+             sees all"
         ));
     }
-    status
 }

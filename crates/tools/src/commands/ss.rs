@@ -151,7 +151,20 @@ fn readable(found: Vec<Found>) -> (Vec<Process>, c_int) {
     (read, status)
 }
 
-/// All processes that have the library, and that may be read, whole.
+/// All processes that have the library, and that may be read, whole; of the others it is said that
+/// there are some.
+fn all_of_host(looks: &mut Looks) -> Vec<Process> {
+    let (found, not_permitted) = looks.all();
+    let (mut read, _) = readable(found);
+    if read.is_empty() {
+        terminal::complain(&format!("{TOOL}: no process that may be looked at has the library"));
+    }
+    ps::say_of_hidden(TOOL, not_permitted);
+    read.iter_mut().for_each(Process::complete);
+    read
+}
+
+/// The same without a word.
 fn all(looks: &mut Looks) -> Vec<Process> {
     let mut all: Vec<Process> =
         looks.all().0.into_iter().filter_map(|it| it.process.ok()).collect();
@@ -170,7 +183,7 @@ fn unknown(unknown: &Unknown) -> c_int {
 /// `words`: processes; none: all that have the library, and that may be read.
 fn once(words: &[String], is_json: bool, view: &View<'_>) -> c_int {
     let (read, status) = match processes::named(words) {
-        Ok(_) if words.is_empty() => (all(&mut Looks::default()), 0),
+        Ok(_) if words.is_empty() => (all_of_host(&mut Looks::default()), 0),
         Ok(found) => readable(found),
         Err(error) => return unknown(&error),
     };

@@ -134,8 +134,9 @@ pub(super) fn list() -> Vec<Scenario> {
                             if sys::read(word, &mut byte) != Ok(1) || byte[0] == 0 {
                                 return "ended".into();
                             }
+                            let before = sends_by(fd);
                             send_all(fd, &byte);
-                            byte = [b'0' + sends_by(fd)];
+                            byte = [path_of(before, sends_by(fd))];
                         }
                     });
                     sys::read(heard, &mut [0]).expect("read");
