@@ -312,8 +312,8 @@ OPTIONS:
                   sock  each open connection
    -w <seconds> Again and again: what has changed since the last time, and how
                 fast; -n <times> ends after so many.
-   -c           Clear what all ended processes left, as far as it is yours: their
-                traces (netacc trace).
+   -c           Clear what ended processes left, yours, or of root's all: their
+                traces (netacc trace). It goes with --json alone.
    --wide       Every column, and counters that are 0.
    --json       Print JSON.
    -h           Show this help.
