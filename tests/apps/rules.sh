@@ -279,7 +279,7 @@ check ss-shows-the-reason grep -E '^rule +1 ' <("$SS" "$CLIENT_PID")
 check ss-shows-the-rules grep -xF '[rule web]' <("$SS" -s cfg "$CLIENT_PID")
 same cfg-lists-parameters-alone 0 "$("$NETACC" cfg list -p "$CLIENT_PID" | grep -cE '^(port|accelerate|paths) ')"
 connection=$(NACC_CONF=$TMP/client.conf "$NETACC" doctor "127.0.0.1:$PORT")
-check doctor-of-a-connection said "$connection" "rule: web, to 127.0.0.1:$PORT: keeps it on TCP"
+check doctor-of-a-connection said "$connection" "rule: the client's end: web, to 127.0.0.1:$PORT: keeps it on TCP"
 check doctor-of-a-program said "$(NACC_CONF=$TMP/client.conf "$NETACC" doctor true)" 'rule: web may hold for a connection of it, and then keeps it on TCP'
 over
 SERVER='' CLIENT="[rule slow]
