@@ -12,16 +12,18 @@ use core::ffi::c_int;
 /// `F_OFD_GETLK`, `F_OFD_SETLK`, `F_OFD_SETLKW`.
 const OF_THE_FILE: core::ops::RangeInclusive<c_int> = 36..=38;
 
-/// The lock that a command of `fcntl(2)` is about, where it goes beyond what is the program's:
-/// without that. `None`: the command is as it has to be, or no such one.
+/// Whether a command of `fcntl(2)` is about record locks.
+#[inline]
+pub(crate) fn are_meant(cmd: c_int) -> bool {
+    matches!(cmd, libc::F_GETLK | libc::F_SETLK | libc::F_SETLKW) || OF_THE_FILE.contains(&cmd)
+}
+
+/// The lock that such a command is about, where it goes beyond what is the program's: without that.
+/// `None`: it is as it has to be.
 ///
 /// # Safety
 /// `arg` is the caller's, as for fcntl(2).
-pub(crate) unsafe fn own_part(fd: c_int, cmd: c_int, arg: usize) -> Option<libc::flock> {
-    let locks = matches!(cmd, libc::F_GETLK | libc::F_SETLK | libc::F_SETLKW);
-    if !locks && !OF_THE_FILE.contains(&cmd) {
-        return None;
-    }
+pub(crate) unsafe fn own_part(fd: c_int, arg: usize) -> Option<libc::flock> {
     if !matches!(fd_table::get(fd), Entry::Socket(..)) {
         return None;
     }

@@ -169,8 +169,11 @@ pub fn fcntl(fd: c_int, cmd: c_int, arg: usize) -> Ret {
 /// # Safety
 /// `arg` is the caller's, as for fcntl(2).
 pub unsafe fn own_lock(fd: c_int, cmd: c_int, arg: usize) -> Option<libc::flock> {
+    if !crate::adoption::locks::are_meant(cmd) {
+        return None;
+    }
     // SAFETY: the caller's promise.
-    held(|| unsafe { crate::adoption::locks::own_part(fd, cmd, arg) })
+    held(|| unsafe { crate::adoption::locks::own_part(fd, arg) })
 }
 /// What the kernel has said of that. 0, or EFAULT.
 ///
