@@ -24,8 +24,11 @@ use netacc_proto::rendezvous::{self as proto, Message, Peers, Proof, Role, Tuple
 
 /// Candidates whose connections are over are withdrawn after so long.
 const SWEEP_NS: u64 = 10_000_000_000;
-/// What waits is looked at in such steps.
+/// What waits is looked at in such steps; where there is so much of it that to walk it takes a part
+/// of a millisecond, in longer ones: a verdict is to come within a second all the same.
 const WAITING_NS: u64 = 20_000_000;
+const WAITING_MANY_NS: u64 = 4 * WAITING_NS;
+const MANY: u32 = 1024;
 /// A connection that was offered a place which is not free at the peer is offered another one after
 /// so long.
 pub(super) const BUSY_NS: u64 = 5_000_000;
@@ -213,9 +216,8 @@ impl Remote {
         if due == 0 {
             return;
         }
-        // (Of so many that to walk them takes a part of a millisecond, less often.)
-        let many = self.connected.len().max(self.accepted.len()) > 1024;
-        let at = due.next_multiple_of(if many { WAITING_NS * 5 } else { WAITING_NS });
+        let many = self.connected.len().max(self.accepted.len()) > MANY;
+        let at = due.next_multiple_of(if many { WAITING_MANY_NS } else { WAITING_NS });
         if self.waiting_at == 0 || at < self.waiting_at {
             self.waiting_at = at;
         }
