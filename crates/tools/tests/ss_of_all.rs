@@ -7,7 +7,7 @@ use std::io::{BufRead, BufReader};
 use std::process::{Command, Stdio};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use support::segment::Segment;
-use support::{Ran, run};
+use support::{Ran, Scratch, run, skip};
 
 /// One test at a time: each holds out statistics of its own.
 fn alone() -> MutexGuard<'static, ()> {
@@ -66,6 +66,33 @@ fn what_is_asked_for_is_watched_of_every_process() {
         assert!(watch.wait().unwrap().success(), "{arguments:?}");
         let has = said.iter().any(|line| line.starts_with(&title));
         assert_eq!(has, is_shown, "{arguments:?}: {said:?}");
+    }
+}
+
+/// Who may look at none is not left with an empty answer.
+#[test]
+fn what_may_not_be_looked_at_is_said() {
+    use std::os::unix::process::CommandExt;
+    let _alone = alone();
+    if !rustix::process::geteuid().is_root() {
+        return skip("needs root to become somebody else");
+    }
+    let _segment = Segment::filled(std::process::id());
+    let scratch = Scratch::new();
+    let tool = scratch.path("netacc_ss");
+    std::fs::copy(env!("CARGO_BIN_EXE_netacc_ss"), &tool).unwrap();
+    for words in [
+        &["-s", "mem"][..],
+        &["--port", "6379"],
+        &["--path", "shm", "--json"],
+        &["-w", "0.1", "-n", "2"],
+        &["-w", "0.1", "-n", "2", "-s", "sock"],
+        &[],
+    ] {
+        let ran = run(Command::new(&tool).args(words).uid(65534).gid(65534));
+        assert_eq!(ran.status, Some(0), "{words:?}: {}", ran.err);
+        let said = ran.err.matches("may not be looked at, with the library or without").count();
+        assert_eq!(said, 1, "{words:?}: {}", ran.err);
     }
 }
 

@@ -151,23 +151,24 @@ fn readable(found: Vec<Found>) -> (Vec<Process>, c_int) {
     (read, status)
 }
 
-/// All processes that have the library, and that may be read, whole; of the others it is said that
-/// there are some.
-fn all_of_host(looks: &mut Looks) -> Vec<Process> {
+/// All processes that have the library, and that may be read; with `says`, it is said of the others
+/// that there are some.
+fn all_of_host(looks: &mut Looks, says: bool) -> Vec<Process> {
     let (found, not_permitted) = looks.all();
-    let (mut read, _) = readable(found);
+    if !says {
+        return found.into_iter().filter_map(|it| it.process.ok()).collect();
+    }
+    let (read, _) = readable(found);
     if read.is_empty() {
         terminal::complain(&format!("{TOOL}: no process that may be looked at has the library"));
     }
     ps::say_of_hidden(TOOL, not_permitted);
-    read.iter_mut().for_each(Process::complete);
     read
 }
 
-/// The same without a word.
-fn all(looks: &mut Looks) -> Vec<Process> {
-    let mut all: Vec<Process> =
-        looks.all().0.into_iter().filter_map(|it| it.process.ok()).collect();
+/// The same with the addresses of all connections.
+fn all_whole(looks: &mut Looks, says: bool) -> Vec<Process> {
+    let mut all = all_of_host(looks, says);
     all.iter_mut().for_each(Process::complete);
     all
 }
@@ -183,7 +184,7 @@ fn unknown(unknown: &Unknown) -> c_int {
 /// `words`: processes; none: all that have the library, and that may be read.
 fn once(words: &[String], is_json: bool, view: &View<'_>) -> c_int {
     let (read, status) = match processes::named(words) {
-        Ok(_) if words.is_empty() => (all_of_host(&mut Looks::default()), 0),
+        Ok(_) if words.is_empty() => (all_whole(&mut Looks::default(), true), 0),
         Ok(found) => readable(found),
         Err(error) => return unknown(&error),
     };
@@ -230,7 +231,7 @@ impl Watch<'_> {
         let mut before: Option<(Instant, Vec<Process>)> = None;
         let (mut shown, mut looks) = (0, Looks::default());
         loop {
-            let after = match self.look(&mut looks) {
+            let after = match self.look(&mut looks, before.is_none()) {
                 Ok(after) => after,
                 Err(error) => return unknown(&error),
             };
@@ -255,13 +256,12 @@ impl Watch<'_> {
         }
     }
 
-    fn look(&self, looks: &mut Looks) -> Result<Vec<Process>, Unknown> {
+    /// `first`: what it says of processes that cannot be shown it says once.
+    fn look(&self, looks: &mut Looks, first: bool) -> Result<Vec<Process>, Unknown> {
         match self.words {
             // (Connections, and their addresses, are not shown there.)
-            [] if self.is_overview => {
-                Ok(looks.all().0.into_iter().filter_map(|it| it.process.ok()).collect())
-            }
-            [] => Ok(all(looks)),
+            [] if self.is_overview => Ok(all_of_host(looks, first)),
+            [] => Ok(all_whole(looks, first)),
             words => processes::named_again(words, looks).map(|found| readable(found).0),
         }
     }
