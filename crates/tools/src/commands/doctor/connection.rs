@@ -225,16 +225,17 @@ fn here(to: SocketAddr, paths: Paths, findings: &mut Findings) {
         }
         return;
     }
-    if servers(&pids, to, findings) {
+    if servers(&pids, to, paths, findings) {
         within_host(to, paths, findings);
     } else {
         findings.ok("path", format!("to {to}: TCP, as it is"));
     }
 }
 
-/// Whether one of the processes that listen takes a connection to a faster path.
-fn servers(pids: &[u32], to: SocketAddr, findings: &mut Findings) -> bool {
-    let mut with_library = 0;
+/// Whether one of the processes that listen takes a connection to a faster path. `paths`: the
+/// client's end's.
+fn servers(pids: &[u32], to: SocketAddr, paths: Paths, findings: &mut Findings) -> bool {
+    let mut accelerate = 0;
     for pid in pids.iter().copied().take(NAMED) {
         let name = one_line(&segment::name(pid).unwrap_or_default());
         let who = format!("process {pid} ({name}) listens on {to}");
@@ -243,11 +244,11 @@ fn servers(pids: &[u32], to: SocketAddr, findings: &mut Findings) -> bool {
                 findings.ok("listener", format!("{who}, and has the library"));
                 process::loaded(&server, "the server's", findings);
                 let before = findings.problems();
-                servers_end(&server, to, findings);
-                with_library += usize::from(findings.problems() == before);
+                servers_end(&server, to, paths, findings);
+                accelerate += usize::from(findings.problems() == before);
             }
             Err(SegmentError::NoSegment) => {
-                with_library += 1;
+                accelerate += 1;
                 findings.ok("listener", format!("{who}, and has the library"));
             }
             Err(SegmentError::Unreadable(error)) => {
@@ -268,11 +269,12 @@ fn servers(pids: &[u32], to: SocketAddr, findings: &mut Findings) -> bool {
         let found = format!("{} more processes listen on {to}", pids.len() - NAMED);
         findings.note("listener", found, "netacc ps");
     }
-    with_library > 0
+    accelerate > 0
 }
 
-/// What the configuration of a process that listens, and its rules, keep on TCP.
-fn servers_end(server: &Process, to: SocketAddr, findings: &mut Findings) {
+/// What the configuration of a process that listens, and its rules, keep on TCP. `clients`: the
+/// paths of the client's end.
+fn servers_end(server: &Process, to: SocketAddr, clients: Paths, findings: &mut Findings) {
     let end = format!("the server's end, process {}: ", server.pid);
     process::configured(server, &end, findings);
     let paths = parse_rendered(&server.header.config).find(|(key, ..)| *key == Key::Paths.name());
@@ -282,6 +284,14 @@ fn servers_end(server: &Process, to: SocketAddr, findings: &mut Findings) {
             "config",
             format!("{end}NACC_PATHS={paths} leaves connections within the host on TCP"),
             "NACC_PATHS=shm,rdma,utcp where it is started, and start it again",
+        );
+    } else if let Some(paths) = paths.filter(|paths| has_none_of(*paths, clients, to)) {
+        findings.problem(
+            "config",
+            format!(
+                "{end}NACC_PATHS={paths} has no path of the client's end, NACC_PATHS={clients}"
+            ),
+            "NACC_PATHS=shm,rdma at both ends, and start them again",
         );
     }
     // (Who connects to an address of this host has that one, too, unless it has chosen another.)
@@ -347,6 +357,13 @@ fn has_accepted_none(looks: &[Vec<u32>]) -> bool {
 /// Whether one of these paths serves connections to an address of this host.
 pub fn serve_within(paths: Paths, to: SocketAddr) -> bool {
     paths.contains(Way::Shm) || (paths.contains(Way::Rdma) && !to.ip().is_loopback())
+}
+
+/// Whether both ends have paths within the host, and none in common.
+fn has_none_of(paths: Paths, others: Paths, to: SocketAddr) -> bool {
+    let both = |way| paths.contains(way) && others.contains(way);
+    let in_common = both(Way::Shm) || (both(Way::Rdma) && !to.ip().is_loopback());
+    !in_common && serve_within(paths, to) && serve_within(others, to)
 }
 
 /// The path to a server of this host that has the library, by the paths of the client's end.
@@ -567,6 +584,25 @@ mod tests {
 
     fn at(text: &str) -> SocketAddr {
         text.parse().unwrap()
+    }
+
+    #[test]
+    fn ends_that_have_no_path_in_common() {
+        let (here, loopback) = (at("10.0.0.1:80"), at("127.0.0.1:80"));
+        for (one, other, to, is_none) in [
+            ("shm", "rdma", here, true),
+            ("shm,rdma", "rdma", here, false),
+            ("shm,rdma", "shm,utcp", here, false),
+            ("shm,utcp", "rdma,utcp", here, true),
+            // What either end keeps on TCP is said of that end.
+            ("shm", "rdma", loopback, false),
+            ("utcp", "shm", here, false),
+        ] {
+            let of = |text| Paths::parse(text).unwrap();
+            for (a, b) in [(one, other), (other, one)] {
+                assert_eq!(has_none_of(of(a), of(b), to), is_none, "{a} and {b}, {to}");
+            }
+        }
     }
 
     #[test]
