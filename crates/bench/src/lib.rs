@@ -33,13 +33,14 @@ use std::io::{self, Write};
 /// One error type is enough for a tool whose only reaction is to print it.
 pub type Result<T> = std::result::Result<T, Box<dyn std::error::Error>>;
 
-/// Says it on standard output. A reader that has seen enough is no error: false.
-fn say(text: &str) -> Result<bool> {
+/// Says it on standard output. A reader that has seen enough is no error.
+fn say(text: &str) -> Result<()> {
     let mut out = io::stdout().lock();
     match out.write_all(text.as_bytes()).and_then(|()| out.flush()) {
-        Ok(()) => Ok(true),
-        Err(error) if error.kind() == io::ErrorKind::BrokenPipe => Ok(false),
-        Err(error) => Err(format!("standard output: {error}").into()),
+        Err(error) if error.kind() != io::ErrorKind::BrokenPipe => {
+            Err(format!("standard output: {error}").into())
+        }
+        _ => Ok(()),
     }
 }
 

@@ -88,16 +88,17 @@ pub(crate) fn bench(args: &BenchArgs) -> crate::Result<bool> {
     let json = json.transpose()?;
     let svg = args.svg.as_deref().map(Output::open).transpose()?;
     let table_wanted = args.json.as_deref().is_none_or(|path| path.as_os_str() != "-");
-    let is_for_files = json.is_some() || svg.is_some();
-    if table_wanted && !crate::say(&report::header(args, &machine, &tools))? && !is_for_files {
-        // Nobody reads what would come of minutes.
-        return Ok(true);
+    if table_wanted {
+        crate::say(&report::header(args, &machine, &tools))?;
     }
+    // (Minutes are not spent on what nobody reads.)
+    let is_for_files = json.is_some() || svg.is_some();
+    let goes_on = || is_for_files || crate::sys::is_read();
     let mut all = Vec::new();
     {
         let _load = Load::start(args.load)?;
         for workload in plan {
-            all.push(run_workload(args, workload, &tools));
+            all.push(run_workload(args, workload, &tools, goes_on));
         }
     }
     machine.load_after = load_average();
@@ -109,7 +110,7 @@ pub(crate) fn bench(args: &BenchArgs) -> crate::Result<bool> {
         let text =
             serde_json::to_string_pretty(&report::json(args, &machine, &tools, &all))? + "\n";
         match &json {
-            None => drop(crate::say(&text)?),
+            None => crate::say(&text)?,
             Some(file) => file.write(&text)?,
         }
     }
@@ -143,9 +144,14 @@ impl<'a> Output<'a> {
     }
 }
 
-fn run_workload(args: &BenchArgs, workload: Workload, tools: &Tools) -> Series {
+fn run_workload(
+    args: &BenchArgs,
+    workload: Workload,
+    tools: &Tools,
+    goes_on: impl Fn() -> bool,
+) -> Series {
     let mut runs = Vec::new();
-    for round in 1..=args.rounds {
+    for round in (1..=args.rounds).take_while(|_| goes_on()) {
         for &kind in &workload.kinds {
             let result = run::run(&workload.spec, kind, tools, workload.cpus)
                 .map_err(|error| error.to_string());

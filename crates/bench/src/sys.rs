@@ -13,6 +13,14 @@ fn checked(result: libc::c_int) -> io::Result<libc::c_int> {
     if result < 0 { Err(io::Error::last_os_error()) } else { Ok(result) }
 }
 
+/// Whether standard output is something that can still be written to: a pipe has a reader.
+pub(crate) fn is_read() -> bool {
+    let mut out = libc::pollfd { fd: libc::STDOUT_FILENO, events: 0, revents: 0 };
+    // SAFETY: one valid pollfd; it does not wait.
+    let _ = unsafe { libc::poll(&raw mut out, 1, 0) };
+    out.revents & libc::POLLERR == 0
+}
+
 pub(crate) use libc::epoll_event as Event;
 
 /// Empty slot for [`Epoll::wait`].

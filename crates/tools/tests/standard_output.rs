@@ -130,6 +130,17 @@ fn a_reader_that_has_seen_enough_is_no_error() {
     }
 }
 
+/// Of so many rounds that they would take hours.
+#[test]
+fn a_benchmark_ends_when_its_reader_has_seen_enough() {
+    let bench = "timeout 120 \"$0\" bench --rounds 100000 --seconds 0.05 --warmup 0.01 \
+                 --lib /no.so --kinds plain pingpong 2>/dev/null | head -n 1; exit ${PIPESTATUS[0]}";
+    let output =
+        Command::new("bash").args(["-c", bench, env!("CARGO_BIN_EXE_netacc")]).output().unwrap();
+    assert_eq!(output.status.code(), Some(0));
+    assert!(!output.stdout.is_empty());
+}
+
 #[test]
 fn top_asks_for_a_terminal_whatever_it_has_instead() {
     for shell in [">&-", ">/dev/full", "| cat", "<&- >&-"] {
