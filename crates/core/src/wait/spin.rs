@@ -18,8 +18,8 @@ const YIELD_LONG_NS: u64 = 700_000;
 const YIELD_SHORT_NS: u64 = 2_000;
 /// Longest time on the clock that a poll lasts, whoever has the CPU meanwhile.
 const SPIN_WALL_NS: u64 = 10_000_000;
-/// How long no thread of the process polls after strangers were found, at first; doubled each time
-/// up to the second.
+/// How long no thread of the process polls after others were found, at first; doubled each time up
+/// to the second.
 const CROWDED_NS: u64 = 100_000_000;
 const CROWDED_MAX_NS: u64 = 1_000_000_000;
 
@@ -68,9 +68,17 @@ const STREAK: u32 = 8;
 /// So many that paid in a row are much success.
 const WORTH_IT: u32 = 32;
 
+/// Strangers have the CPUs: no thread polls. And more threads want one than there are: no thread
+/// looks at the kernel's sockets. (That is seen in a moment, which may say nothing of the next
+/// ones; who polls a ring learns by its yields who has the CPUs.)
+static CROWD: Crowd = Crowd::new();
+static FULL: Crowd = Crowd::new();
+
 /// Until when the CPUs are taken to be wanted by others, and how long the last such time was.
-static CROWDED_UNTIL: AtomicU64 = AtomicU64::new(0);
-static CROWDED_FOR: AtomicU64 = AtomicU64::new(0);
+struct Crowd {
+    until: AtomicU64,
+    lasts: AtomicU64,
+}
 
 /// Strangers are judged by what they have had of a time that is no shorter, and no longer.
 const JUDGED_NS: core::ops::Range<u64> = 50_000_000..2_000_000_000;
@@ -95,7 +103,7 @@ fn is_crowded(now: u64) -> bool {
     if ALONE.get() {
         return false;
     }
-    now < CROWDED_UNTIL.load(Relaxed)
+    CROWD.is_there(now)
 }
 
 /// After a long yield: did others than this process and its peers have the CPUs?
@@ -134,19 +142,29 @@ impl Asked {
     }
 }
 
-/// Others want the CPUs.
-#[cold]
-fn crowded(now: u64) {
-    let last = CROWDED_FOR.load(Relaxed);
-    let quiet_since = now.saturating_sub(CROWDED_UNTIL.load(Relaxed));
-    // Long ago: a new crowd.
-    let next = if last == 0 || quiet_since > CROWDED_MAX_NS {
-        CROWDED_NS
-    } else {
-        (last * 2).min(CROWDED_MAX_NS)
-    };
-    CROWDED_FOR.store(next, Relaxed);
-    CROWDED_UNTIL.store(now.saturating_add(next), Relaxed);
+impl Crowd {
+    const fn new() -> Crowd {
+        Crowd { until: AtomicU64::new(0), lasts: AtomicU64::new(0) }
+    }
+
+    fn is_there(&self, now: u64) -> bool {
+        now < self.until.load(Relaxed)
+    }
+
+    /// Others want the CPUs.
+    #[cold]
+    fn came(&self, now: u64) {
+        let last = self.lasts.load(Relaxed);
+        let quiet_since = now.saturating_sub(self.until.load(Relaxed));
+        // Long ago: a new crowd.
+        let next = if last == 0 || quiet_since > CROWDED_MAX_NS {
+            CROWDED_NS
+        } else {
+            (last * 2).min(CROWDED_MAX_NS)
+        };
+        self.lasts.store(next, Relaxed);
+        self.until.store(now.saturating_add(next), Relaxed);
+    }
 }
 
 /// Until when [`is_overfull`] believes its last answer.
@@ -176,7 +194,7 @@ pub(super) fn is_overfull() -> bool {
         wanting.zip(last_cpu).is_some_and(|(wanting, last)| wanting > last + 1)
     });
     if full {
-        crowded(now)
+        FULL.came(now)
     } else {
         ROOMY_UNTIL.store(now + CROWDED_NS, Relaxed)
     }
@@ -234,9 +252,14 @@ pub(super) enum Polled {
     Signal,
 }
 
-/// Whether others than this process and its peers are known to want the CPUs.
+/// Whether no thread is to look at the kernel's sockets, as others want the CPUs.
 pub(super) fn others_wait() -> bool {
-    is_crowded(sys::now_ns())
+    #[cfg(test)]
+    if ALONE.get() {
+        return false;
+    }
+    let now = sys::now_ns();
+    is_crowded(now) || FULL.is_there(now)
 }
 
 fn paid(won: &AtomicU32) -> Polled {
@@ -279,7 +302,7 @@ pub(super) fn poll(
             // Who gave way to somebody may do so again at once.
             yield_at = after + if gone > YIELD_SHORT_NS { 0 } else { how.turn_ns };
             if gone > YIELD_LONG_NS && won.swap(0, Relaxed) < how.worth && strangers(after) {
-                crowded(after);
+                CROWD.came(after);
                 return Polled::InVain;
             }
             if how.gives_way && gone > YIELD_SHORT_NS {
@@ -400,6 +423,7 @@ impl Luck {
 #[cfg(test)]
 #[allow(clippy::unwrap_used, reason = "tests may fail loudly")]
 mod tests {
+    extern crate std;
     use super::*;
 
     const CAP: u32 = SPIN_MAX_NS;
@@ -514,6 +538,26 @@ mod tests {
             2_900 * MS
         });
         assert_eq!((inner, outer), (false, false));
+    }
+
+    #[test]
+    fn a_moment_with_too_many_threads_ends_looks_and_no_polls() {
+        crate::testing::init();
+        assert!(crate::testing::in_child(|| {
+            CROWD.until.store(0, Relaxed);
+            let enough = sys::allowed_cpus() + 4;
+            let ends = std::sync::atomic::AtomicBool::new(false);
+            std::thread::scope(|scope| {
+                let busy = || while !ends.load(Relaxed) {};
+                (0..enough).for_each(|_| drop(scope.spawn(busy)));
+                // (The kernel counts who is ready at that moment.)
+                while !(is_overfull() && others_wait()) {
+                    ROOMY_UNTIL.store(0, Relaxed);
+                }
+                ends.store(true, Relaxed);
+            });
+            CROWD.until.load(Relaxed) == 0
+        }));
     }
 
     #[test]
