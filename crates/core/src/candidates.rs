@@ -285,7 +285,7 @@ pub(crate) fn look_up(s: &'static Socket, g: u16, fd: c_int) -> bool {
                 // As in `io::shutdown_of`.
                 let whole = |list: &PathList| list.first().is_shared() || !s.has(flag::SHUT_WR);
                 let list = paths_for(&tuple, s.has(flag::CONNECTOR));
-                let list = list.and_then(|l| whole(&l).then_some(l).ok_or(Reason::Disconnected));
+                let list = list.and_then(|l| whole(&l).then_some(l).ok_or(Reason::ShuttingDown));
                 list.map(|list| s.set_paths(list))
             }
         }

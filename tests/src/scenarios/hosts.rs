@@ -307,6 +307,7 @@ fn sends() -> Vec<Scenario> {
                 t.drain_to_end(fd, 41);
                 t.pour(fd, 42, 1_000_000);
                 t.is_back(fd);
+                t.expect_reason(fd, &[("rdma", "shutting-down")]);
                 t.meet("received");
                 sys::close(fd).expect("close");
             },
@@ -316,6 +317,7 @@ fn sends() -> Vec<Scenario> {
                 sys::shutdown(fd, libc::SHUT_WR).expect("SHUT_WR");
                 t.drain(fd, 42, 1_000_000);
                 t.is_back(fd);
+                t.expect_reason(fd, &[("rdma", "shutting-down")]);
                 t.meet("received");
                 t.log("end", sys::recv(fd, &mut [0; 8], 0));
             },

@@ -165,8 +165,8 @@ reasons! {
         "Shared memory serves connections within one host, RDMA those whose addresses belong to RDMA devices at both ends.";
     PeerWithoutLibrary "peer-without-library" "No process with the library has asked for this connection as its peer.",
         "Start the peer with netacc_run as well, with acceleration turned on and no rule of netacc.conf that keeps the connection on TCP. The search goes on as long as the connection is used.";
-    ListenerWithoutLibrary "listener-without-library" "No process with the library, and with acceleration turned on, is known to accept connections at the peer's port.",
-        "Start the server with netacc_run as well. If it was, look whether acceleration is turned on there (netacc cfg get NACC_ENABLE_RDMA_DEFAULT): connections that were made while it was off are found some seconds after it is on again. The search goes on as long as the connection is used.";
+    ListenerWithoutLibrary "listener-without-library" "No process with the library, and with acceleration turned on, is known to have accepted a connection at the peer's port.",
+        "Start the server with netacc_run as well. If it was, it may not have accepted a connection yet (it is starting, or busy); or acceleration is turned off there (netacc cfg get NACC_ENABLE_RDMA_DEFAULT): connections that were made while it was off are found some seconds after it is on again. The search goes on as long as the connection is used.";
     DisabledByConfig "disabled-by-config" "The configuration turns acceleration off, or has done so since the connection was made.",
         "Set NACC_ENABLE_RDMA_DEFAULT=1, or, if it was changed while the program runs (netacc cfg get), netacc cfg set NACC_ENABLE_RDMA_DEFAULT 1.";
     SampledOut "sampled-out" "NACC_CONNECT_RDMA_PERCENT left this connection on TCP.",
@@ -205,14 +205,14 @@ reasons! {
         "See the reason that netacc_ss shows for the peer.";
     PeerCorrupt "peer-corrupt" "The peer broke the protocol in shared memory; its channel was given up.",
         "Look for a memory error or an attack in the peer process.";
-    Disconnected "disconnected" "The socket was disconnected with connect(AF_UNSPEC).",
+    Disconnected "disconnected" "The socket was disconnected with connect(AF_UNSPEC), or the connection was reset before it could be accelerated.",
         "None needed.";
     SelfConnect "self-connect" "The socket is connected to itself.",
         "None needed.";
     UncountedBytes "uncounted-bytes" "Bytes moved over the connection in a way the library did not see, so its position in the stream is unknown.",
         "Report the program; the connection is correct, at TCP's speed.";
-    ShuttingDown "shutting-down" "The connection was shut down before it could be accelerated.",
-        "None; too short to gain anything.";
+    ShuttingDown "shutting-down" "One end has shut down its half of the connection, or both, before it could be accelerated. Between hosts both directions are accelerated, or none.",
+        "None needed; the connection is correct, at TCP's speed.";
     IoUring "io-uring" "An io_uring of the program's used the connection, or cannot be followed.",
         "Turn off io_uring in the program, or set NACC_IO_URING=0.";
     NotStream "not-stream" "The socket is not an ordinary TCP stream.",

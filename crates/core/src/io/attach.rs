@@ -162,7 +162,7 @@ fn why_not(s: &'static Socket, g: u16, fd: c_int, moved: &Counted, asked: u32) -
         Some(Reason::UncountedBytes)
     } else if !s.path().is_shared() && carrier::peer_ended(fd) {
         // As in `shutdown_of`.
-        Some(Reason::Disconnected)
+        Some(Reason::ShuttingDown)
     } else {
         None
     };

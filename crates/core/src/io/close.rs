@@ -128,11 +128,11 @@ pub(crate) fn shutdown_of(fd: c_int, how: c_int) -> Ret {
             State::Attached => return super::shutdown(s, g, fd, how),
             State::Changing if await_change(s) => {}
             // On such a path the ring cannot say that one direction has ended: no agreement.
-            State::Candidate if !s.path().is_shared() => make_plain(s, Reason::Disconnected),
+            State::Candidate if !s.path().is_shared() => make_plain(s, Reason::ShuttingDown),
             // The addresses are looked up only if one direction goes on.
             State::Candidate if s.is_new() && how != libc::SHUT_WR && !s.is_inherited() => {
                 if how == libc::SHUT_RDWR || !look_up(s, g, fd) {
-                    make_plain(s, Reason::Disconnected);
+                    make_plain(s, Reason::ShuttingDown);
                 }
             }
             State::Candidate if !s.is_inherited() => {

@@ -14,7 +14,7 @@ use crate::socket::{Socket, State, flag, offered};
 use crate::syn::Said;
 use crate::tuple_table::Key;
 use crate::wire::Wire;
-use crate::{stats, sys};
+use crate::{carrier, stats, sys};
 use core::net::{IpAddr, SocketAddr};
 use core::ptr::NonNull;
 use core::sync::atomic::Ordering::*;
@@ -40,10 +40,20 @@ pub(super) fn verdict(s: &'static Socket, generation: u32, why: Reason) {
         && s.is(State::Candidate)
         && s.path() == PathId::Rdma
     {
+        let why = by_now(s, why);
         s.set_reason(why);
         s.verdict.store(why as u32, Relaxed);
         let _ = s.offered.happens(offered::Event::Refused(PathId::Rdma));
     }
+}
+
+/// Why there is no agreement with a peer of whom that is known. Between hosts one that has shut
+/// down its half of the connection seeks none, or has ended its search: that is why.
+fn by_now(s: &Socket, why: Reason) -> Reason {
+    use Reason::{ListenerWithoutLibrary, NotClaimed, PeerRefused, PeerWithoutLibrary};
+    let of_peer = [ListenerWithoutLibrary, NotClaimed, PeerRefused, PeerWithoutLibrary];
+    let has_shut_down = || carrier::has_ended(s.fd.load(Relaxed));
+    if of_peer.contains(&why) && has_shut_down() { Reason::ShuttingDown } else { why }
 }
 
 impl Remote {
@@ -108,7 +118,7 @@ impl Remote {
         if !connector {
             if !self.is_peer(tuple.peer().ip()) {
                 // As far as is known now: it waits all the same.
-                s.judge(Reason::PeerWithoutLibrary);
+                s.judge(by_now(s, Reason::PeerWithoutLibrary));
             }
             return self.agree(tuple);
         }
@@ -199,7 +209,7 @@ impl Remote {
     pub(super) fn say_of_waiting(&self, local: IpAddr, peer: SocketAddr, why: Reason) {
         for (_, t, m) in self.connected.iter() {
             if t.local().ip() == local && t.peer() == peer && m.is_current() {
-                m.socket.judge(why);
+                m.socket.judge(by_now(m.socket, why));
             }
         }
     }
@@ -250,10 +260,11 @@ impl Remote {
             }
             let action = m.agreement.step(Event::Tick { now, claimed: false, known: false });
             if let Action::Judge(why) = action {
-                m.socket.judge(match why {
+                let why = match why {
                     Why::NoLibrary => Reason::ListenerWithoutLibrary,
                     why => reason_of(why),
-                });
+                };
+                m.socket.judge(by_now(m.socket, why));
             }
             let due = m.agreement.due();
             self.wait_until(due);
@@ -275,7 +286,7 @@ impl Remote {
             let Some(m) = self.accepted.get_mut(key) else { continue };
             let action = m.agreement.step(Event::Tick { now, claimed, known });
             if let (Action::Judge(why), true) = (action, m.is_current()) {
-                m.socket.judge(reason_of(why));
+                m.socket.judge(by_now(m.socket, reason_of(why)));
             }
             let (due, stays) = (m.agreement.due(), m.is_current() && !m.agreement.is_over());
             if matches!(action, Action::End(_)) || !stays {

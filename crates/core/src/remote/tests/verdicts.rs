@@ -115,3 +115,25 @@ fn a_claim_that_goes() {
     rig.exchange(i, 10_000);
     rig.finish();
 }
+
+/// Between hosts a connection of which one half is shut down stays on TCP: both ends say why.
+#[test]
+fn one_that_is_shut_down_before_it_is_agreed_on() {
+    for beside_others in [false, true] {
+        let mut rig = Rig::new(Order::Prompt, Model::ROCE, 2);
+        if beside_others {
+            let other = rig.connect(0, 1);
+            rig.promoted(other);
+        }
+        let i = rig.connect(0, 1);
+        rig.send(i, C, 10);
+        let fd = rig.conns[i][C].fd;
+        if api::shutdown(fd, libc::SHUT_WR) == api::PASS {
+            assert!(sys::shutdown(fd, libc::SHUT_WR) >= 0);
+        }
+        assert_eq!(rig.used_alone(i, A)[1], Reason::ShuttingDown);
+        rig.drain(i);
+        assert_eq!(rig.reason(i, C), Reason::ShuttingDown);
+        rig.finish();
+    }
+}
