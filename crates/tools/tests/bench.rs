@@ -84,6 +84,8 @@ fn run_ss_and_ps_are_subcommands_too() {
     };
     assert_eq!(netacc(&["run", "-h"]).stdout, help(env!("CARGO_BIN_EXE_netacc_run")));
     assert_eq!(netacc(&["ss", "-h"]).stdout, help(env!("CARGO_BIN_EXE_netacc_ss")));
+    let said = String::from_utf8(netacc(&["-h"]).stdout).expect("UTF-8");
+    assert_eq!(said.lines().next(), Some("Tools for netacc, the TCP acceleration library"));
     assert_eq!(netacc(&["run", "/nonexistent"]).status.code(), Some(127));
     assert_eq!(netacc(&["ss", "4194305"]).status.code(), Some(1));
     // (Whose processes are shown, and so how wide the columns are, changes.)

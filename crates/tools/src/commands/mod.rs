@@ -59,7 +59,6 @@ pub fn netacc() -> c_int {
 /// The command line of `netacc`.
 pub fn netacc_command() -> Command {
     let command = Command::new("netacc")
-        .about("Tools for netacc, the TCP acceleration library")
         .version(options::VERSION)
         .subcommand_required(true)
         .arg_required_else_help(true)
@@ -72,7 +71,8 @@ pub fn netacc_command() -> Command {
         .subcommand(options::metrics_command())
         .subcommand(options::top_command())
         .subcommand(options::trace_command());
-    Bench::augment_subcommands(command)
+    // (Behind that: it brings a text of its own.)
+    Bench::augment_subcommands(command).about("Tools for netacc, the TCP acceleration library")
 }
 
 /// `netacc bench` and the processes that it starts.
