@@ -121,9 +121,10 @@ pub fn list() -> Vec<Scenario> {
                     recv_exact(fd, 1);
                     times.push(sys::now_ns() - begin);
                 }
-                // The kernel keeps such bytes for 200 ms if nobody has them go.
+                // The kernel keeps such bytes for 200 ms if nobody has them go. (Twice the machine
+                // may have been as slow.)
                 times.sort_unstable();
-                t.log("at once", times[times.len() / 2] < 150_000_000);
+                t.log("at once", times[times.len() - 3] < 150_000_000);
                 t.log(
                     "nodelay",
                     sys::getopt(fd, libc::IPPROTO_TCP, libc::TCP_NODELAY),

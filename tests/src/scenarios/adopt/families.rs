@@ -160,6 +160,34 @@ pub(super) fn list() -> Vec<Scenario> {
         .any_path()
         .demoted(),
         pair(
+            "adopt/reasons-of-three",
+            "the parent keeps its copy and never uses it: what it, the child that serves and their peer say",
+            |t| {
+                let fd = accept_one(t);
+                let (served, wait) = turn();
+                let child = t.child(|t| {
+                    echo(fd, 2000);
+                    t.expect_reason(fd, &[("shm", "inherited-by-fork")]);
+                    give(served);
+                    echo_to_end(fd)
+                });
+                await_turn(wait);
+                t.expect_reason(fd, &[("shm", "not-started")]);
+                t.tell("seen");
+                t.log("child", child.join());
+                t.log("close", sys::close(fd));
+            },
+            |t| {
+                let fd = connect_one(t);
+                ask(fd, 2000);
+                t.wait("seen");
+                t.expect_reason(fd, &[("shm", "not-claimed")]);
+                t.log("shutdown", sys::shutdown(fd, libc::SHUT_WR));
+                t.log("end", sys::recv(fd, &mut [0; 1], 0));
+            },
+        )
+        .any_path(),
+        pair(
             "adopt/sibling-closes",
             "two children inherit the connection; one of them closes it, the other serves",
             |t| {
