@@ -159,8 +159,8 @@ fn words_page() -> String {
     let cell = |text: &str| text.replace('|', "\\|").replace('<', "\\<");
     let mut out = String::from(
         "# Every reason and every counter\n\nWritten by a test out of the library's own tables, as \
-         `netacc_ss(8)` is. What to do first, and\nabout which reasons, is in \
-         [observe.md](observe.md).\n\n## Reasons\n\nWhy a connection is on TCP: the column \
+         `netacc_ss(8)` is.\n[observe.md](observe.md) \
+         says what to do first, and about which reasons.\n\n## Reasons\n\nWhy a connection is on TCP: the column \
          `Reason` of `netacc_ss -s sock`.\n\n| reason | what it means | what to do |\n|---|---|---|\n",
     );
     for reason in Reason::ALL {
