@@ -159,9 +159,9 @@ fn words_page() -> String {
     let cell = |text: &str| text.replace('|', "\\|").replace('<', "\\<");
     let mut out = String::from(
         "# Every reason and every counter\n\nWritten by a test out of the library's own tables, as \
-         `netacc_ss(8)` is.\n[observe.md](observe.md) \
-         says what to do first, and about which reasons.\n\n## Reasons\n\nWhy a connection is on TCP: the column \
-         `Reason` of `netacc_ss -s sock`.\n\n| reason | what it means | what to do |\n|---|---|---|\n",
+         `netacc_ss(8)` is.\n[observe.md](observe.md) says what to do first, and about which \
+         reasons.\n\n## Reasons\n\nWhy a connection is on TCP: the column `Reason` of `netacc_ss -s \
+         sock`.\n\n| reason | what it means | what to do |\n|---|---|---|\n",
     );
     for reason in Reason::ALL {
         let (meaning, remedy) = (cell(reason.explanation()), cell(reason.remedy()));
