@@ -764,7 +764,11 @@ fn passes_full(t: &Ctx, fd: Fd, [mine, theirs]: [u64; 2], may_break: bool) {
     t.tell(end);
     let alike = t.hear() == end && end != "an early end";
     let right = if may_break { alike } else { end == "all" };
-    t.log("as it has to be", right && receiver.error.is_none());
+    let right = right && receiver.error.is_none();
+    t.log("as it has to be", right);
+    if !right {
+        t.log("instead", (end, receiver.received, all, sender.sent, &receiver.error));
+    }
     t.meet("end");
 }
 
