@@ -24,13 +24,14 @@ pub use data::{
     sendto, sendv, splice,
 };
 pub use descriptors::{
-    IoUringParams, Liburing, accept, after_number, before_io_uring_enter, before_io_uring_register,
-    before_io_uring_setup, before_liburing_files, before_liburing_submit, before_listen,
-    before_number, before_private_close, close, close_by_syscall, close_range, closefrom, connect,
-    dup, dup3, fcntl, getsockopt, gives_out_more, has_prepared_sockets, ioctl, is_own, need_kernel,
-    need_kernel_to_send, need_kernel_whole, on_accept, on_connect, on_getsockopt,
-    on_io_uring_setup, on_listen, on_new_fd, on_own_lock, on_setsockopt, on_socket, on_taken_fd,
-    onto_stdio, own_lock, pass_number, prepared_socket, setsockopt, shutdown,
+    IoUringParams, Liburing, accept, after_accept, after_number, before_accept,
+    before_io_uring_enter, before_io_uring_register, before_io_uring_setup, before_liburing_files,
+    before_liburing_submit, before_listen, before_number, before_private_close, close,
+    close_by_syscall, close_range, closefrom, connect, dup, dup3, fcntl, getsockopt,
+    gives_out_more, has_prepared_sockets, ioctl, is_own, need_kernel, need_kernel_to_send,
+    need_kernel_whole, on_accept, on_connect, on_getsockopt, on_io_uring_setup, on_listen,
+    on_new_fd, on_own_lock, on_setsockopt, on_socket, on_taken_fd, onto_stdio, own_lock,
+    prepared_socket, setsockopt, shutdown,
 };
 pub use readiness::{
     Counted, epoll_ctl, epoll_wait, now_ns, on_epoll_create, on_epoll_wait, poll, select,

@@ -12,6 +12,10 @@
 //! NFS server), and a thread may be cancelled or leave by `longjmp` in the middle of one. Then a
 //! number may be seen to be taken for some microseconds, which is all that can go wrong.
 //!
+//! `accept` takes its number before it waits for a connection (net/socket.c), so only its first
+//! moments count. It announces itself apart ([`enter_accept`]): each call that waits is waited for
+//! once, by who makes a descriptor on a low number, and no other call waits meanwhile.
+//!
 //! The first number that high is beyond the kernel's table of the process. In a process with
 //! several threads the kernel waits for every CPU before it has a larger one. So whoever listens
 //! has it made larger as long as there is one thread ([`make_room`]).
@@ -25,8 +29,14 @@ use core::sync::atomic::{AtomicBool, AtomicU32, Ordering::*};
 /// The application's calls under way: their number, and above it the epoch that they belong to
 /// ([`EPOCH`]).
 static INSIDE: AtomicU32 = AtomicU32::new(0);
-/// Not 0: a descriptor of the library's is being made.
+/// The same of its calls of `accept`.
+static ACCEPTS: AtomicU32 = AtomicU32::new(0);
+/// Not 0: a descriptor of the library's is about to be made, or ([`ALONE`]) is being made.
 static MAKING: AtomicU32 = AtomicU32::new(0);
+/// No call of `accept` begins.
+const BEGINS: u32 = 1;
+/// Nor does another one that takes a number.
+const ALONE: u32 = 2;
 
 const COUNT: u32 = (1 << 16) - 1;
 const EPOCH: u32 = 1 << 16;
@@ -40,14 +50,26 @@ const MAKING_NS: i64 = 10_000_000;
 /// operations.
 #[inline]
 pub(crate) fn enter() -> u32 {
+    enter_as(&INSIDE, ALONE)
+}
+
+/// As [`enter`], of a call of `accept`, which may block for ever once it has its number; for
+/// [`leave_accept`].
+#[inline]
+pub(crate) fn enter_accept() -> u32 {
+    enter_as(&ACCEPTS, BEGINS)
+}
+
+#[inline]
+fn enter_as(calls: &AtomicU32, from: u32) -> u32 {
     loop {
-        let epoch = INSIDE.fetch_add(1, SeqCst) & !COUNT;
-        if MAKING.load(SeqCst) == 0 {
+        let epoch = calls.fetch_add(1, SeqCst) & !COUNT;
+        if MAKING.load(SeqCst) < from {
             return epoch;
         }
-        leave(epoch);
-        if !wait_for_library() {
-            return INSIDE.fetch_add(1, SeqCst) & !COUNT;
+        leave_as(calls, epoch);
+        if !wait_for_library(from) {
+            return calls.fetch_add(1, SeqCst) & !COUNT;
         }
     }
 }
@@ -55,13 +77,24 @@ pub(crate) fn enter() -> u32 {
 /// The call has ended.
 #[inline]
 pub(crate) fn leave(epoch: u32) {
-    let mut now = INSIDE.load(Relaxed);
+    leave_as(&INSIDE, epoch);
+}
+
+/// The same of a call of `accept`.
+#[inline]
+pub(crate) fn leave_accept(epoch: u32) {
+    leave_as(&ACCEPTS, epoch);
+}
+
+#[inline]
+fn leave_as(calls: &AtomicU32, epoch: u32) {
+    let mut now = calls.load(Relaxed);
     // (An entry of an earlier epoch is not counted any more.)
     while now & !COUNT == epoch && now & COUNT != 0 {
-        match INSIDE.compare_exchange_weak(now, now - 1, SeqCst, Relaxed) {
+        match calls.compare_exchange_weak(now, now - 1, SeqCst, Relaxed) {
             Ok(_) => {
                 if now & COUNT == 1 && MAKING.load(SeqCst) != 0 {
-                    sys::futex_wake(&INSIDE, 1, true);
+                    sys::futex_wake(calls, 1, true);
                 }
                 return;
             }
@@ -70,38 +103,42 @@ pub(crate) fn leave(epoch: u32) {
     }
 }
 
-/// As [`enter`], for a call that may block for ever (accept): it only waits for the library.
-#[inline]
-pub(crate) fn pass() {
-    if MAKING.load(SeqCst) != 0 {
-        wait_for_library();
-    }
-}
-
 /// False: it takes too long.
 #[cold]
 #[inline(never)]
-fn wait_for_library() -> bool {
+fn wait_for_library(from: u32) -> bool {
     let until = sys::now_ns().saturating_add(MAKING_NS as u64);
-    while MAKING.load(SeqCst) != 0 {
+    loop {
+        let making = MAKING.load(SeqCst);
+        if making < from {
+            return true;
+        }
         if sys::now_ns() >= until {
             return false;
         }
-        sys::futex_wait(&MAKING, 1, MAKING_NS, true);
+        sys::futex_wait(&MAKING, making, MAKING_NS, true);
     }
-    true
 }
 
 /// Runs `f`, in which descriptors may stand on low numbers, while no call of the application's
 /// takes any.
 pub(crate) fn exclusively<R>(f: impl FnOnce() -> R) -> R {
+    alone(true, f)
+}
+
+/// `low`: also while no call of `accept` takes any.
+fn alone<R>(low: bool, f: impl FnOnce() -> R) -> R {
     static LIBRARY: Mutex<()> = Mutex::new(());
     // No handler of the application's may come in between, and want a number. (One that nobody saw
     // being set does, and goes on by itself.)
     let held = signals::hold_back();
     let one = LIBRARY.lock_unless_mine();
-    MAKING.store(1, SeqCst);
-    wait_for_calls();
+    if low {
+        MAKING.store(BEGINS, SeqCst);
+        wait_for_calls(&ACCEPTS);
+    }
+    MAKING.store(ALONE, SeqCst);
+    wait_for_calls(&INSIDE);
     let r = f();
     MAKING.store(0, SeqCst);
     sys::futex_wake(&MAKING, i32::MAX, true);
@@ -110,10 +147,10 @@ pub(crate) fn exclusively<R>(f: impl FnOnce() -> R) -> R {
     r
 }
 
-fn wait_for_calls() {
+fn wait_for_calls(calls: &AtomicU32) {
     let mut until = 0;
     loop {
-        let now = INSIDE.load(SeqCst);
+        let now = calls.load(SeqCst);
         if now & COUNT == 0 {
             return;
         }
@@ -123,10 +160,10 @@ fn wait_for_calls() {
         } else if time >= until {
             // They block, or will never end: forgotten.
             let next = (now & !COUNT).wrapping_add(EPOCH);
-            let _ = INSIDE.compare_exchange(now, next, SeqCst, Relaxed);
+            let _ = calls.compare_exchange(now, next, SeqCst, Relaxed);
             return;
         }
-        sys::futex_wait(&INSIDE, now, CALLS_NS, true);
+        sys::futex_wait(calls, now, CALLS_NS, true);
     }
 }
 
@@ -145,7 +182,9 @@ pub(crate) fn after_fork_in_parent() {
 
 /// In a forked child no call is under way.
 pub(crate) fn after_fork_in_child() {
-    INSIDE.store((INSIDE.load(Relaxed) & !COUNT).wrapping_add(EPOCH), SeqCst);
+    for calls in [&INSIDE, &ACCEPTS] {
+        calls.store((calls.load(Relaxed) & !COUNT).wrapping_add(EPOCH), SeqCst);
+    }
     MAKING.store(0, SeqCst);
     // Its table is as large as what was open, and it may start threads before it accepts.
     if LISTENS.load(Relaxed) {
@@ -184,7 +223,7 @@ pub(crate) fn copy(fd: c_int) -> c_int {
     if let Some(error) = crate::inject::call() {
         return error;
     }
-    exclusively(|| keep(lift(fd)))
+    alone(false, || keep(lift(fd)))
 }
 
 /// Makes `fd`, just created close-on-exec and inside of [`exclusively`], one of the library's own:
@@ -340,6 +379,27 @@ mod tests {
         leave(stuck);
         assert_eq!(INSIDE.load(Relaxed), now, "and does not count when it ends");
         fd_words::close_internal(fd);
+    }
+
+    #[test]
+    fn a_call_of_accept_is_waited_for_once_where_a_low_number_is_taken() {
+        // (In a child: the words are the process's, and other tests make descriptors.)
+        assert!(crate::testing::alone_in_child(|| {
+            after_fork_in_child();
+            let accepts = enter_accept();
+            let word = ACCEPTS.load(Relaxed);
+            let copied = copy(0);
+            let copy_waits = ACCEPTS.load(Relaxed) != word;
+            let made = make(|| sys::eventfd(0, libc::EFD_CLOEXEC));
+            let waited = ACCEPTS.load(Relaxed);
+            let once = waited == (word & !COUNT).wrapping_add(EPOCH);
+            leave_accept(accepts);
+            let counts_late = ACCEPTS.load(Relaxed) != waited;
+            leave_accept(enter_accept());
+            fd_words::close_internal(make(|| sys::eventfd(0, libc::EFD_CLOEXEC)));
+            let ended_waits = ACCEPTS.load(Relaxed) != waited;
+            copied > 100 && made > 100 && once && !copy_waits && !counts_late && !ended_waits
+        }));
     }
 
     /// How many descriptors the kernel's table of this process has room for.

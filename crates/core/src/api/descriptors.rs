@@ -18,10 +18,15 @@ pub fn before_number() -> u32 {
 pub fn after_number(ticket: u32) {
     crate::numbers::leave(ticket)
 }
-/// As [`before_number`] for a call that may block for ever, and has no end to be told of.
+/// As [`before_number`], of the kernel's `accept`: for [`after_accept`]. It may block for ever.
 #[inline]
-pub fn pass_number() {
-    crate::numbers::pass()
+pub fn before_accept() -> u32 {
+    crate::numbers::enter_accept()
+}
+/// As [`after_number`], of the kernel's `accept`.
+#[inline]
+pub fn after_accept(ticket: u32) {
+    crate::numbers::leave_accept(ticket)
 }
 
 /// Any call that returned a new descriptor which is not a socket of ours (open, pipe, eventfd,

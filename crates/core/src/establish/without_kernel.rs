@@ -8,7 +8,7 @@ use crate::fd_table::{self, Entry};
 use crate::outcome::{PASS, Ret};
 use crate::path::PathId;
 use crate::socket::{NONE, Socket, State, flag};
-use crate::{agent, config, epoll, io, process, sleep, sys, user};
+use crate::{agent, config, epoll, io, numbers, process, sleep, sys, user};
 use core::ffi::c_int;
 use core::sync::atomic::{AtomicU32, AtomicU64, Ordering::*};
 use libc::{pollfd, sockaddr, socklen_t};
@@ -283,8 +283,10 @@ unsafe fn accept_from_kernel(
     } else {
         peer
     };
+    let ticket = numbers::enter_accept();
     // SAFETY: the caller's places, or these.
     let new = unsafe { sys::accept_to(fd, to.addr, to.len, flags) };
+    numbers::leave_accept(ticket);
     if new >= 0 {
         forget(new as c_int);
         // SAFETY: as above.

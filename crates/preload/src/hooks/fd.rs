@@ -315,6 +315,15 @@ pub(super) fn numbered<R>(call: impl FnOnce() -> R) -> R {
     result
 }
 
+/// As [`numbered`], the kernel's `accept`.
+#[inline(always)]
+pub(super) fn accepted<R>(call: impl FnOnce() -> R) -> R {
+    let ticket = api::before_accept();
+    let result = call();
+    api::after_accept(ticket);
+    result
+}
+
 /// Runs a call that closes what stands on `fd`, where that was nothing of the library's. By now it
 /// may be: `error` then.
 #[inline(always)]

@@ -1,7 +1,7 @@
 //! Making, connecting and ending sockets. The kernel carries these calls out; the core is told, or
 //! asked first.
 
-use super::fd::numbered;
+use super::fd::{accepted, numbered};
 use crate::errno;
 use libc::{c_int, c_void, sockaddr, sockaddr_storage, socklen_t};
 use netacc_core::api::{self, PASS};
@@ -92,7 +92,6 @@ unsafe fn accept_beside(
 hook! {
     /// `accept(2)`.
     fn accept(listener: c_int, addr: *mut sockaddr, len: *mut socklen_t) -> c_int |next| {
-        api::pass_number();
         if api::gives_out_more()
             && let Some(answer) = accept_beside(listener, addr, len, 0)
         {
@@ -100,7 +99,7 @@ hook! {
         }
         let mut own = Peer::new();
         let (addr, len) = own.or(addr, len);
-        let fd = next(listener, addr, len);
+        let fd = accepted(|| next(listener, addr, len));
         if fd >= 0 {
             api::on_accept(listener, fd, addr, len);
         }
@@ -111,7 +110,6 @@ hook! {
 hook! {
     /// `accept4(2)`.
     fn accept4(listener: c_int, addr: *mut sockaddr, len: *mut socklen_t, flags: c_int) -> c_int |next| {
-        api::pass_number();
         if api::gives_out_more()
             && let Some(answer) = accept_beside(listener, addr, len, flags)
         {
@@ -119,7 +117,7 @@ hook! {
         }
         let mut own = Peer::new();
         let (addr, len) = own.or(addr, len);
-        let fd = next(listener, addr, len, flags);
+        let fd = accepted(|| next(listener, addr, len, flags));
         if fd >= 0 {
             api::on_accept(listener, fd, addr, len);
         }

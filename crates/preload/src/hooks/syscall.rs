@@ -8,6 +8,7 @@
 
 #![allow(non_upper_case_globals, reason = "libc's names of the numbers")]
 
+use super::fd::{accepted, numbered};
 use super::{aio, fd, io, message, poll, process, signal, time};
 use crate::errno;
 use crate::original::{self, Slot};
@@ -236,6 +237,19 @@ const MAKES_FD: &[c_long] = &[
     SYS_open_tree,
 ];
 
+/// The same, and more is told of it.
+const MAKES_ANOTHER: &[c_long] = &[
+    SYS_socket,
+    SYS_socketpair,
+    SYS_epoll_create1,
+    SYS_pipe2,
+    SYS_io_uring_setup,
+    #[cfg(target_arch = "x86_64")]
+    SYS_epoll_create,
+    #[cfg(target_arch = "x86_64")]
+    SYS_pipe,
+];
+
 /// Those that only the older architecture has.
 #[cfg(target_arch = "x86_64")]
 const MAKES_FD_X86: &[c_long] = &[SYS_open, SYS_creat, SYS_eventfd, SYS_signalfd, SYS_inotify_init];
@@ -264,10 +278,20 @@ unsafe extern "C-unwind" fn dispatch(
         if answer != PASS {
             return errno::ret(answer) as c_long;
         }
-        let result = next(number, a, b, c, d, e, f);
+        let call = || next(number, a, b, c, d, e, f);
+        let result = match number {
+            SYS_accept | SYS_accept4 => accepted(call),
+            _ if takes_number(number) => numbered(call),
+            _ => call(),
+        };
         tell(number, args, result as isize);
         result
     }
+}
+
+/// Whether the call takes the lowest free number.
+fn takes_number(number: c_long) -> bool {
+    MAKES_FD.contains(&number) || MAKES_FD_X86.contains(&number) || MAKES_ANOTHER.contains(&number)
 }
 
 /// The raw waits for epoll events, as the hooks of their wrappers.
