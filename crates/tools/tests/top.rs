@@ -40,6 +40,19 @@ fn a_terminal_may_change_its_size() {
 }
 
 #[test]
+fn no_key_is_lost_while_the_size_changes() {
+    for _ in 0..10 {
+        let mut top = Top::new(80, &["-d", "3600"]);
+        top.shows(&["Program", "qquits"]);
+        let resize = |top: &Top| (0..50).for_each(|more| top.resize(100 + more));
+        resize(&top);
+        top.press("q");
+        resize(&top);
+        assert_eq!(top.ended().code(), Some(0), "{}", top.text());
+    }
+}
+
+#[test]
 fn a_signal_ends_it_and_the_terminal_is_as_it_was() {
     for signal in [Signal::TERM, Signal::HUP, Signal::INT] {
         let mut top = Top::new(80, &["-d", "3600"]);

@@ -1,10 +1,11 @@
 //! `netacc top`: the processes that have the library, again and again, the connections of one, and
 //! the trace of one of them.
 //!
-//! The terminal's part is a loop here; what is shown is [`app`]'s, of a trace [`story`]'s, and how
-//! it fits is [`screen`]'s.
+//! The terminal's part is a loop here, and [`keys`]; what is shown is [`app`]'s, of a trace
+//! [`story`]'s, and how it fits is [`screen`]'s.
 
 mod app;
+mod keys;
 mod screen;
 mod story;
 
@@ -12,18 +13,12 @@ use super::{STATUS_FAILED, STATUS_USAGE};
 use crate::processes::{self, Unknown};
 use crate::show::one_line;
 use crate::terminal;
-use app::{App, Key};
+use app::App;
 use clap::ArgMatches;
-use ratatui::crossterm::event::{self, Event, KeyCode, KeyEvent, KeyEventKind, KeyModifiers};
-use rustix::event::{PollFd, PollFlags, Timespec, poll};
-use rustix::io::Errno;
-use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
-use signal_hook::flag;
+use keys::{Keys, News};
 use signal_hook::low_level::emulate_default_handler;
 use std::ffi::c_int;
 use std::io::{self, IsTerminal};
-use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 /// `netacc top …`, the command line read; the exit status.
@@ -41,14 +36,9 @@ pub fn main(matches: &ArgMatches) -> c_int {
         Ok(pid) => pid,
         Err((text, status)) => return complain(&text, status),
     };
-    let signal = Arc::new(AtomicUsize::new(0));
-    for number in [SIGHUP, SIGINT, SIGTERM] {
-        // (These three can be handled.)
-        let _ = flag::register_usize(number, Arc::clone(&signal), number as usize);
-    }
-    let done = ratatui::try_init().and_then(|mut terminal| {
-        let keys = Keys { signal };
-        let done = run(&mut terminal, App::new(pid), Duration::from_secs_f64(pause), &keys);
+    let done = Keys::new().and_then(|mut keys| {
+        let mut terminal = ratatui::try_init()?;
+        let done = run(&mut terminal, App::new(pid), Duration::from_secs_f64(pause), &mut keys);
         let _ = terminal.show_cursor();
         let _ = ratatui::try_restore();
         // (Its drop complains to a terminal that is gone; a complaint that fails is a panic.)
@@ -95,7 +85,7 @@ fn run(
     terminal: &mut ratatui::DefaultTerminal,
     mut app: App,
     pause: Duration,
-    keys: &Keys,
+    keys: &mut Keys,
 ) -> io::Result<c_int> {
     let mut next = Instant::now();
     loop {
@@ -104,79 +94,11 @@ fn run(
                 app.look();
                 next = Instant::now() + pause;
             }
-            News::Key(key) if app.press(meaning(key)) => return Ok(0),
+            News::Key(key) if app.press(key) => return Ok(0),
             News::Key(_) | News::Size => {}
             News::Signal(number) => return Ok(number),
         }
         terminal.draw(|frame| screen::draw(frame, &mut app))?;
-    }
-}
-
-enum News {
-    Time,
-    Key(KeyEvent),
-    Size,
-    Signal(c_int),
-}
-
-/// What comes from the terminal. crossterm would read for ever where the terminal is gone, and does
-/// not tell of signals: it is asked when there is something.
-struct Keys {
-    signal: Arc<AtomicUsize>,
-}
-
-impl Keys {
-    fn wait(&self, until: Instant) -> io::Result<News> {
-        // (A signal that comes before the wait does not end it.)
-        const LONGEST: Duration = Duration::from_millis(500);
-        loop {
-            let left = until.saturating_duration_since(Instant::now());
-            let stdin = io::stdin();
-            let mut terminal = [PollFd::new(&stdin, PollFlags::IN)];
-            let time = Timespec::try_from(left.min(LONGEST)).map_err(io::Error::other)?;
-            match poll(&mut terminal, Some(&time)) {
-                Ok(_) | Err(Errno::INTR) => {}
-                Err(error) => return Err(error.into()),
-            }
-            let signal = self.signal.load(Ordering::Relaxed);
-            if signal != 0 {
-                return Ok(News::Signal(c_int::try_from(signal).unwrap_or(SIGTERM)));
-            }
-            if terminal[0].revents().intersects(PollFlags::HUP | PollFlags::ERR | PollFlags::NVAL) {
-                return Err(io::Error::other("the terminal is gone"));
-            }
-            if event::poll(Duration::ZERO)? {
-                match event::read()? {
-                    Event::Key(key) => return Ok(News::Key(key)),
-                    Event::Resize(..) => return Ok(News::Size),
-                    _ => {}
-                }
-            }
-            if left.is_zero() {
-                return Ok(News::Time);
-            }
-        }
-    }
-}
-
-fn meaning(key: KeyEvent) -> Key {
-    if key.kind == KeyEventKind::Release {
-        return Key::Other;
-    }
-    match key.code {
-        KeyCode::Char('c') if key.modifiers.contains(KeyModifiers::CONTROL) => Key::Quit,
-        KeyCode::Char('q') => Key::Quit,
-        KeyCode::Esc | KeyCode::Left | KeyCode::Backspace => Key::Back,
-        KeyCode::Enter | KeyCode::Right => Key::Enter,
-        KeyCode::Up | KeyCode::Char('k') => Key::Move(-1),
-        KeyCode::Down | KeyCode::Char('j') => Key::Move(1),
-        KeyCode::PageUp => Key::Move(-20),
-        KeyCode::PageDown => Key::Move(20),
-        KeyCode::Home => Key::Move(i64::MIN),
-        KeyCode::End => Key::Move(i64::MAX),
-        KeyCode::Char('s') => Key::Sort,
-        KeyCode::Char(' ') => Key::Pause,
-        _ => Key::Other,
     }
 }
 
