@@ -96,7 +96,7 @@ pub(crate) use leave::between_hosts::{Patience, await_way_back};
 #[cfg(test)]
 pub(crate) use leave::pause::{pause, resume};
 pub(crate) use leave::serve::{
-    PullBack, hear_carrier, leave_dead_channel, may_end, serve_pull_back, watch_carrier,
+    PullBack, hear_carrier, leave_dead_channel, may_close, may_end, serve_pull_back, watch_carrier,
 };
 pub(crate) use leave::step::{Departure, Moved};
 pub(crate) use leave::to_kernel;

@@ -587,6 +587,11 @@ impl State {
         self.link(i).filter(|l| l.phase == Phase::Dead).and_then(|l| Some((l.channel?, l.serial)))
     }
 
+    /// The process at the other end of a link.
+    pub(crate) fn peer_of(&self, i: usize) -> u32 {
+        self.link(i).map_or(0, |l| l.peer.pid)
+    }
+
     pub(crate) fn channel(&mut self, i: usize) -> Option<&'static Channel> {
         self.link_mut(i)?.channel
     }

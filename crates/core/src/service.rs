@@ -287,7 +287,7 @@ impl Service {
     fn watch_carriers(&self) {
         let (mut put_off, mut pause) = (0, TRY_PAUSE_NS);
         loop {
-            let (epoll, i, draining) = {
+            let (epoll, i, draining, peer) = {
                 let mut s = self.state.lock();
                 if s.to_watch == 0 {
                     s.to_watch = put_off;
@@ -298,12 +298,14 @@ impl Service {
                 }
                 let i = s.to_watch.trailing_zeros() as usize;
                 s.to_watch &= s.to_watch - 1;
-                (s.epoll, i, s.draining(i))
+                (s.epoll, i, s.draining(i), s.peer_of(i))
             };
             let Some((channel, serial)) = draining else { continue };
+            let closes = core::cell::OnceCell::new();
+            let may_close = || io::may_close(channel, || auth::is_ending(peer));
             for slot in 0..SLOTS {
                 io::watch_carrier(channel, slot, epoll, carrier_event(i, serial, slot));
-                if io::may_end(channel, slot) {
+                if io::may_end(channel, slot) && *closes.get_or_init(may_close) {
                     put_off |= 1 << i;
                     pause = ENDS_PAUSE_NS;
                 } else if !self.pull_back(|| io::leave_dead_channel(channel, slot)) {

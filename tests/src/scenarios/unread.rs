@@ -192,6 +192,18 @@ pub fn list() -> Vec<Scenario> {
         )
         .skip(FINDS_ROOM),
         pair(
+            "unread/killed-slowly",
+            "the same of a process that takes a third of a second to close its descriptors",
+            |t| {
+                dying_servers(t, ways_to_send().len(), |_, fds| {
+                    sys::take_long_to_close(30);
+                    fds.iter().for_each(|fd| await_bytes(*fd, 100));
+                });
+            },
+            |t| survive_each_death(t, &ways_to_send()),
+        )
+        .skip(FINDS_ROOM),
+        pair(
             "unread/killed-while-sending",
             "twenty peers are killed while a sender waits for room: it hears of a reset",
             |t| {

@@ -254,3 +254,15 @@ pub fn exit_with_handlers(status: c_int) -> ! {
     // SAFETY: exit runs the process's own handlers and does not return.
     unsafe { libc::exit(status) }
 }
+
+/// From now on the end of this process takes some 10 ms for each of these: the kernel waits for all
+/// who may be looking at a watch before it closes one (inotify(7); synchronize_srcu).
+pub fn take_long_to_close(count: usize) {
+    for _ in 0..count {
+        // SAFETY: inotify_init1 takes no pointer.
+        let fd = unsafe { libc::inotify_init1(libc::IN_CLOEXEC) };
+        // SAFETY: a path with its NUL.
+        let watch = unsafe { libc::inotify_add_watch(fd, c"/".as_ptr(), libc::IN_DELETE_SELF) };
+        assert!(watch >= 0, "inotify: {}", std::io::Error::last_os_error());
+    }
+}

@@ -20,7 +20,8 @@
 //! 3. For each connection of the channel (`service.rs`, `watch_carriers`) the thread has the
 //!    carrier's end reported to it (`leave/serve.rs`, `watch_carrier`), and lets the connection
 //!    leave its ring at once (`leave_dead_channel`). Only where bytes of ours are unread it waits
-//!    before that for the carrier to end, at most 100 ms (`may_end`).
+//!    before that for the carrier to end (`may_end`): as long as the peer's process dies, or 100 ms
+//!    (`may_close`).
 //! 4. When a carrier ends (`hear_carrier`), [`is_reset`] looks whether bytes of ours lie unread in
 //!    the ring: then the connection counts as reset. Calls, waits and epoll sets ask the same for
 //!    themselves, as soon as they see the carrier's end.

@@ -13,7 +13,7 @@
 //! connection (`SO_PEERCRED`) *and* of the sender of each message that matters (`SCM_CREDENTIALS`),
 //! so neither a dropped privilege nor an inherited descriptor carries over.
 
-use super::marks;
+use super::{decimal_path, marks};
 use crate::lock::Mutex;
 use crate::{fd_table, numbers, sys};
 use core::ffi::c_int;
@@ -81,6 +81,35 @@ pub(crate) fn read_start(path: &[u8], into: &mut [u8]) -> usize {
 }
 
 const PROC_SUPER_MAGIC: i64 = 0x9fa0;
+
+/// The process is about to end, and may not have closed all its descriptors yet. (Where nobody is
+/// told of it, it is not.)
+pub(crate) fn is_ending(pid: u32) -> bool {
+    let (mut path, mut text) = ([0u8; 32], [0u8; 512]);
+    let len = decimal_path(b"/proc/", pid, &mut path);
+    if let Some(rest) = path.get_mut(len..len + 5) {
+        rest.copy_from_slice(b"/stat");
+    }
+    let n = read_start(path.get(..len + 6).unwrap_or(&[0]), &mut text);
+    text.get(..n).is_some_and(says_ending)
+}
+
+/// Of what proc_pid_stat(5) says. A thread that ends is `PF_EXITING`, closes the descriptors if it
+/// is the last that has them, and is a zombie then; the first thread is one, too, where it has
+/// ended before others.
+fn says_ending(stat: &[u8]) -> bool {
+    const PF_EXITING: u32 = 4;
+    // (Behind the name, in which anything may stand: state, six more, flags; ten more, threads.)
+    let behind = stat.iter().rposition(|b| *b == b')').and_then(|at| stat.get(at + 1..));
+    let mut words = behind.unwrap_or_default().split(|b| *b == b' ').filter(|w| !w.is_empty());
+    let state = words.next();
+    let mut number = |skip| core::str::from_utf8(words.nth(skip)?).ok()?.parse::<u32>().ok();
+    let (flags, threads) = (number(5).unwrap_or(0), number(10).unwrap_or(0));
+    match state {
+        Some(b"Z" | b"X") => threads > 1,
+        _ => flags & PF_EXITING != 0,
+    }
+}
 
 /// One end of a TCP connection, as the kernel tells of it: a socket that some process has open.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -68,11 +68,18 @@ pub(crate) fn serve_pull_back(channel: &Channel, slot: usize) -> Option<PullBack
     serve(s, h, Reason::PeerAskedForTcp, false)
 }
 
-/// How long a process takes to die, at most, from the end of its link to that of its last
-/// connection. (It closes its descriptors in any order.)
-const DYING_NS: u64 = 100_000_000;
+/// How long a program that goes on without its connections (`exec`) takes to close them, at most,
+/// from the end of its link on.
+const CLOSES_NS: u64 = 100_000_000;
 
-/// The peer of the socket on a slot is perhaps about to end, with bytes unread in the ring: as long
+/// The peer of a channel whose link has ended may not have closed its connections yet: a process
+/// closes its descriptors in any order. One that dies takes as long as its machine and its other
+/// descriptors have it; `is_ending` knows.
+pub(crate) fn may_close(channel: &Channel, is_ending: impl FnOnce() -> bool) -> bool {
+    sys::now_ns().saturating_sub(channel.died_at.load(Relaxed)) < CLOSES_NS || is_ending()
+}
+
+/// The peer of the socket on a slot, which [`may_close`] it, has bytes unread in the ring: as long
 /// as that is so nobody is to be told that there is room on the carrier.
 pub(crate) fn may_end(channel: &Channel, slot: usize) -> bool {
     let Some(s) = Socket::on(channel, slot).filter(|s| lies_unread(s)) else { return false };
@@ -81,7 +88,6 @@ pub(crate) fn may_end(channel: &Channel, slot: usize) -> bool {
         && h.slot == slot
         && h.end.switch.state() == TxState::Fast
         && !load_ack(h.words).frozen
-        && sys::now_ns().saturating_sub(channel.died_at.load(Relaxed)) < DYING_NS
         && !carrier::peer_ended(s.fd.load(Acquire))
 }
 

@@ -21,6 +21,23 @@ const WAYS: [(&str, &str); 3] =
     [("127.0.0.1:0", "127.0.0.1"), ("[::1]:0", "::1"), ("[::]:0", "127.0.0.1")];
 
 #[test]
+fn a_process_that_ends_is_told_by_its_stat() {
+    let says = |state: &str, flags: u32, threads: u32| {
+        let text = std::format!(
+            "17 (a) R (b) {state} 1 17 17 0 -1 {flags} 81 0 0 0 1 2 0 0 20 0 {threads} 0 5 6\n"
+        );
+        says_ending(text.as_bytes())
+    };
+    assert!(!says("S", 0x0040_0040, 3) && !says("R", 0x0040_0000, 1));
+    assert!(says("R", 0x0040_0044, 1) && says("D", 4, 2));
+    // All of it has ended; or the first thread alone.
+    assert!(!says("Z", 0x0040_0044, 1) && !says("X", 4, 0) && says("Z", 4, 2));
+    assert!(!says_ending(b"") && !says_ending(b"17 (a") && !says_ending(b"17 (a)"));
+    // This one does not, and there is none with that number.
+    assert!(!is_ending(crate::process::id()) && !is_ending(0));
+}
+
+#[test]
 fn both_ends_see_the_same_connection() {
     for (listen, connect) in WAYS {
         let Ok(_) = TcpListener::bind(listen) else { continue };
