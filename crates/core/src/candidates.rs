@@ -385,6 +385,7 @@ pub(crate) fn make_plain(s: &'static Socket, why: Reason) {
     if s.state.change(State::Candidate, Event::Refused) {
         s.set_reason(why);
         s.count_no_more();
+        s.leaves_offer();
         agent::forget(s);
     }
 }

@@ -115,6 +115,8 @@ pub(crate) mod quiet {
     /// Of REQUEST: what this end sends has ended on the ring, and nothing of it is on the carrier
     /// behind that but the FIN.
     pub(crate) const LAST: u64 = 1 << 38;
+    /// Of REQUEST: this end stays on its carrier, for now or for good, though both have agreed.
+    pub(crate) const STAYS: u64 = 1 << 39;
 }
 
 /// What the tools know of the words.

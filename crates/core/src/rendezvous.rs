@@ -653,6 +653,7 @@ fn hand_over(s: &'static Socket, c: &'static Channel, offer: socket::Offer) {
     s.start(Reason::Agreed);
     s.trace(trace::Event::Offered, u64::from(offer.slot) << 8 | c.path() as u64);
     s.offered.make_here();
+    s.is_offered();
 }
 
 fn record(i: usize, f: impl FnOnce(&netacc_control::stats::ChannelRecord)) {

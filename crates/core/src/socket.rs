@@ -22,6 +22,7 @@ pub(crate) mod offered;
 mod ruled;
 mod spill;
 mod state;
+mod stays;
 
 pub(crate) use calls::lead_calls;
 use core::cell::UnsafeCell;
@@ -47,6 +48,7 @@ use ruled::Ruled;
 #[cfg(test)]
 pub(crate) use spill::NO_MEMORY;
 pub(crate) use state::{Event, Stage, State};
+pub(crate) use stays::{comes, say_stays};
 
 /// No reason against it.
 pub(crate) const NONE: u32 = Reason::None as u32;
@@ -476,7 +478,7 @@ impl Socket {
         self.change_reason(&passing, why);
     }
     /// Another thread may have said something for good meanwhile.
-    fn change_reason(&self, from: &[Reason], to: Reason) {
+    pub(crate) fn change_reason(&self, from: &[Reason], to: Reason) {
         let Some(r) = self.record() else { return };
         let old = r.reason.load(Relaxed);
         if let Some(old) = from.iter().find(|f| **f as u32 == old)

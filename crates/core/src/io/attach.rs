@@ -68,6 +68,7 @@ pub(crate) fn attach(s: &'static Socket, g: u16, fd: c_int) {
         return;
     };
     s.asked.store(offer.asked, Relaxed);
+    socket::comes(channel, offer.slot as usize);
     socket::look_at_options(s, fd);
     put_ends(s, &offer, (tx_ring, rx_ring), &moved, s.path().traits().delivery);
     if let Some(r) = s.record() {
@@ -77,6 +78,9 @@ pub(crate) fn attach(s: &'static Socket, g: u16, fd: c_int) {
     s.lower(flag::TOLD | flag::BROKEN_OFF | flag::RESET | flag::TIMED_OUT);
     s.state.happens(Event::Attached);
     trace_attached(s, channel.peer_pid, offer.slot);
+    // (Behind this its thread finds it, and says so.)
+    let [.., request] = &channel.words(offer.slot as usize, channel.side).quiet;
+    s.heeds(request.load(SeqCst));
     drop(locks);
     if moved.tx_idle && s.has(flag::SHUT_WR) {
         say_shut(s, fd, libc::SHUT_WR);
@@ -286,6 +290,7 @@ fn refuse_offer(s: &'static Socket, channel: &'static Channel, why: Reason) {
     s.count_no_more();
     s.state.happens(Event::Refused);
     if channel.far.is_shared() {
+        socket::say_stays(channel, slot);
         channel.words(slot, channel.side ^ 1).quiet[quiet::REQUEST].fetch_or(quiet::CLOSED, SeqCst);
     }
     agent::of(s.path()).released(channel, slot);

@@ -170,6 +170,9 @@ fn become_plain(s: &'static Socket, fd: c_int, why: Reason) -> bool {
     harmless::write_back(s, fd);
     if let Ok(rx) = hold_rx(s, s.generation16()) {
         note_what_comes(s, &rx, fd);
+        if rx.channel.far.is_shared() && !rx.end.asked_back {
+            socket::say_stays(rx.channel, rx.slot);
+        }
     }
     if s.state.change(State::Attached, Event::Refused) {
         s.set_reason(why);

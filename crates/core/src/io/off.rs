@@ -172,6 +172,147 @@ mod tests {
         close_both(ends);
     }
 
+    /// Both ends have agreed, and no call comes that would attach one.
+    fn agreed_within_the_host() -> [End; 2] {
+        let mut ends = candidate_within_the_host();
+        let agreed = |ends: &[End; 2]| {
+            (0..20).any(|_| {
+                std::thread::sleep(Duration::from_millis(1));
+                ends.iter().all(|end| end.socket.offered.is_made())
+            })
+        };
+        while !agreed(&ends) {
+            assert!(ends.iter().all(|end| end.socket.is(State::Candidate)));
+            talk(&mut ends, 64);
+        }
+        ends
+    }
+
+    /// One end talks with its switch off, the other with its on.
+    fn talk_beside_off(ends: &mut [End; 2], off_side: usize) {
+        for (from, to) in [(C, A), (A, C)] {
+            for (side, sends) in [(from, true), (to, false)] {
+                let [a, c] = &mut *ends;
+                let end = if side == A { a } else { c };
+                let now = if side == off_side { off() } else { Config::default() };
+                config::with(now, || match sends {
+                    true => end.send(side, 64),
+                    false => end.receive_all(side, 64),
+                });
+            }
+        }
+    }
+
+    fn reason(end: &End) -> Option<Reason> {
+        Reason::from_code(end.socket.record().unwrap().reason.load(Relaxed))
+    }
+
+    /// It is attached alone, before or after its peer's program is turned off, and says so.
+    #[test]
+    fn who_is_off_before_it_is_attached_tells_its_peer() {
+        for (off_side, attached_first) in [(A, false), (A, true), (C, false), (C, true)] {
+            let mut ends = agreed_within_the_host();
+            let other = off_side ^ 1;
+            if attached_first {
+                let end = &ends[other];
+                super::super::attach(end.socket, end.socket.generation16(), end.fd);
+                assert_eq!(reason(end), Some(Reason::Agreed));
+            }
+            turn_off(&ends[off_side], PULL_BACK_NS);
+            let began = Instant::now();
+            while reason(&ends[other]) != Some(Reason::PeerAskedForTcp) {
+                assert!(began.elapsed() < Duration::from_secs(20), "{:?}", reason(&ends[other]));
+                // (One that is attached hears of it without a call.)
+                if !attached_first {
+                    talk_beside_off(&mut ends, off_side);
+                }
+            }
+            (0..100).for_each(|_| talk_beside_off(&mut ends, off_side));
+            assert!(says(&ends[off_side], Reason::DisabledByConfig, Path::Tcp));
+            assert!(says(&ends[other], Reason::PeerAskedForTcp, Path::Tcp));
+            assert!(ends[off_side].socket.is(State::Candidate));
+            assert!(ends[other].socket.is(State::Attached));
+            turn_on(&ends[off_side]);
+            assert_eq!(reason(&ends[off_side]), Some(Reason::Agreed));
+            comes_to(&mut ends, "accelerated", |ends| {
+                ends.iter().all(|end| says(end, Reason::None, Path::Shm))
+            });
+            close_both(ends);
+        }
+    }
+
+    /// Both are attached, and nothing was sent since: nothing is to be pulled back from a ring.
+    #[test]
+    fn who_is_off_before_anything_is_on_a_ring_tells_its_peer() {
+        let mut ends = agreed_within_the_host();
+        for end in &ends {
+            super::super::attach(end.socket, end.socket.generation16(), end.fd);
+            assert_eq!(reason(end), Some(Reason::Agreed));
+        }
+        turn_off(&ends[A], PULL_BACK_NS);
+        let began = Instant::now();
+        while reason(&ends[C]) != Some(Reason::PeerAskedForTcp) {
+            assert!(began.elapsed() < Duration::from_secs(20), "{:?}", reason(&ends[C]));
+            std::thread::yield_now();
+        }
+        (0..20).for_each(|_| talk_beside_off(&mut ends, A));
+        assert!(says(&ends[C], Reason::PeerAskedForTcp, Path::Tcp));
+        turn_on(&ends[A]);
+        comes_to(&mut ends, "accelerated", |ends| {
+            ends.iter().all(|end| says(end, Reason::None, Path::Shm))
+        });
+        close_both(ends);
+    }
+
+    /// What an option, urgent data, or an exec leaves to the kernel, with an offer or with a slot.
+    #[test]
+    fn who_is_plain_before_it_is_on_a_ring_tells_its_peer() {
+        for (peer_attached, attached) in [(false, false), (true, false), (true, true)] {
+            let mut ends = agreed_within_the_host();
+            let attach = |end: &End| {
+                super::super::attach(end.socket, end.socket.generation16(), end.fd);
+            };
+            if peer_attached {
+                attach(&ends[A]);
+            }
+            if attached {
+                attach(&ends[C]);
+            }
+            let (s, g, fd) = (ends[C].socket, ends[C].socket.generation16(), ends[C].fd);
+            assert!(super::super::to_kernel(s, g, fd, Reason::SocketOption, false));
+            assert!(says(&ends[C], Reason::SocketOption, Path::Tcp) && s.is(State::Plain));
+            let began = Instant::now();
+            while reason(&ends[A]) != Some(Reason::PeerAskedForTcp) {
+                assert!(began.elapsed() < Duration::from_secs(20), "{:?}", reason(&ends[A]));
+                if !peer_attached {
+                    talk(&mut ends, 64);
+                }
+            }
+            (0..20).for_each(|_| talk(&mut ends, 64));
+            assert!(says(&ends[A], Reason::PeerAskedForTcp, Path::Tcp));
+            close_both(ends);
+        }
+    }
+
+    /// The service's thread finds the peer while this process is off, behind another reason.
+    #[test]
+    fn what_is_agreed_on_while_it_is_off_says_that_it_is_off() {
+        let mut ends = agreed_within_the_host();
+        ends[A].socket.set_reason(Reason::NotClaimed);
+        turn_off(&ends[A], PULL_BACK_NS);
+        // As `hand_over` does.
+        config::with(off(), || {
+            ends[A].socket.start(Reason::Agreed);
+            ends[A].socket.is_offered();
+        });
+        assert_eq!(reason(&ends[A]), Some(Reason::DisabledByConfig));
+        turn_on(&ends[A]);
+        comes_to(&mut ends, "accelerated", |ends| {
+            ends.iter().all(|end| says(end, Reason::None, Path::Shm))
+        });
+        close_both(ends);
+    }
+
     #[test]
     fn what_lies_in_a_ring_comes_and_both_directions_are_promoted_again() {
         let mut ends = promoted_within_the_host();

@@ -88,14 +88,14 @@ fn end_pause_if_on(s: &Socket, h: &mut TxHeld<'_>) -> bool {
 pub(super) fn promote(s: &Socket, h: &mut TxHeld<'_>, fd: c_int, flags: c_int) -> bool {
     // First: what the peer says of itself it says before it arms.
     let ack = load_ack(h.words);
-    if h.end.never
-        || !end_pause_if_on(s, h)
-        || h.end.unsettled
-        || !ack.armed
-        || ack.frozen
-        || flags & !SEND_FLAGS != 0
-        || s.has(flag::SHUT_WR)
-    {
+    if h.end.never || !end_pause_if_on(s, h) || h.end.unsettled {
+        return false;
+    }
+    if !ack.armed {
+        s.heeds(h.words.quiet[quiet::REQUEST].load(Relaxed));
+        return false;
+    }
+    if ack.frozen || flags & !SEND_FLAGS != 0 || s.has(flag::SHUT_WR) {
         return false;
     }
     if waits_for_more(s, flags) && unsent(fd) > 0 {

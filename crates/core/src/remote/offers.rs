@@ -336,6 +336,9 @@ impl Remote {
             }
         }
         let taken = c.socket.is_some();
+        if taken {
+            s.is_offered();
+        }
         if shared {
             verdict(s, m.generation, Reason::InheritedByFork);
         }

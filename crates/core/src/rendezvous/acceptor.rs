@@ -279,7 +279,8 @@ impl State {
                 hand_over(m.socket, c, offer);
             }
             None => {
-                // Closed in the meantime.
+                // Closed in the meantime, or plain.
+                socket::say_stays(c, slot as usize);
                 self.leave(i, slot as usize);
                 self.release(i, slot as usize);
             }

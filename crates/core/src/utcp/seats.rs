@@ -217,6 +217,9 @@ impl Owned {
                 s.offered.happens(offered::Event::Made)
             }
         };
+        if made {
+            s.is_offered();
+        }
         // Closed in that moment: whoever closed it found no offer to give back.
         let over = s.generation.load(SeqCst) != generation
             || !matches!(s.state.now(), State::Candidate | State::Changing | State::Attached);

@@ -10,7 +10,7 @@ use super::super::ends::{RxHeld, demote_tx, hold_rx, hold_tx, load_ack};
 use super::halves::has_hung_up;
 use super::leave_if_due;
 use super::within_host::LeaveCall;
-use crate::socket::{Socket, State, flag, harmless};
+use crate::socket::{Event, Socket, State, flag, harmless};
 use crate::{socket, sys, wait};
 use core::ffi::c_int;
 use core::sync::atomic::Ordering::*;
@@ -24,7 +24,8 @@ pub(crate) fn pause(s: &'static Socket, g: u16, fd: c_int, patience_ns: u64) {
         match s.state.now() {
             _ if s.generation16() != g => return,
             State::Attached => break,
-            State::Candidate => return change_reason(s, &WAITS, Reason::DisabledByConfig),
+            State::Candidate if with_candidate(s, Socket::waits_while_off) => return,
+            State::Candidate => {}
             State::Changing if socket::await_change(s) => {}
             _ => return,
         }
@@ -52,6 +53,7 @@ pub(crate) fn pause(s: &'static Socket, g: u16, fd: c_int, patience_ns: u64) {
         (way.coming_ns, way.pauses) = (patience_ns, true);
         let _ = way.go();
     }
+    tell_peer(s, g);
     wait::prod(s);
 }
 
@@ -62,8 +64,22 @@ fn pause_sender(s: &'static Socket, g: u16) {
     }
 }
 
-/// What a connection says that is to be accelerated, and is not yet.
-const WAITS: [Reason; 3] = [Reason::NotStarted, Reason::Negotiating, Reason::Agreed];
+/// With a candidate that nobody attaches, closes or gives up meanwhile. False: it is none by now.
+fn with_candidate(s: &Socket, f: impl FnOnce(&Socket)) -> bool {
+    let is_one = s.state.change(State::Candidate, Event::Claimed);
+    if is_one {
+        f(s);
+        s.state.happens(Event::Begun);
+    }
+    is_one
+}
+
+/// Its peer may wait for it with nothing in a ring, and is told then, too.
+fn tell_peer(s: &'static Socket, g: u16) {
+    if let Ok(h) = hold_rx(s, g) {
+        socket::say_stays(h.channel, h.slot);
+    }
+}
 
 /// Any other reason than `from` is as true as it was.
 fn change_reason(s: &Socket, from: &[Reason], to: Reason) {
@@ -91,9 +107,8 @@ fn leave_for_now(s: &'static Socket, patience_ns: u64) {
 /// Acceleration is on again: both directions may be promoted, as soon as they can.
 pub(crate) fn resume(s: &'static Socket, g: u16) {
     let was_off = [Reason::DisabledByConfig];
-    if s.generation16() == g && s.is(State::Candidate) {
-        let why = if s.is_new() { Reason::NotStarted } else { Reason::Negotiating };
-        return change_reason(s, &was_off, why);
+    if s.generation16() == g && with_candidate(s, Socket::waits_no_more) {
+        return;
     }
     let mut peer_wants = true;
     if let Ok(tx) = hold_tx(s, g) {
@@ -129,6 +144,7 @@ fn resume_receiver(s: &Socket, h: &mut RxHeld<'_>) {
     if h.end.switch.state() == RxState::Open && h.skip(u64::MAX).is_err() {
         return;
     }
+    socket::comes(h.channel, h.slot);
     if arm(h) {
         (h.end.paused, h.end.asked_back) = (false, false);
     }

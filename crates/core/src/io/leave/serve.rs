@@ -147,8 +147,12 @@ fn serve(
     // Counted under the lock, under which a close looks.
     let rest = more.then(|| PullBack(UnderWay::new(s, s.generation16())));
     drop(h);
-    if (has_moved || !leaves) && !paused {
-        s.set_reason(why);
+    match () {
+        _ if paused => {}
+        _ if has_moved => s.set_reason(why),
+        // It has nothing in the ring, and perhaps never had.
+        _ if !leaves => s.change_reason(&[Reason::None, Reason::Agreed], why),
+        _ => {}
     }
     if has_moved && !more {
         debug_log!("fd {fd}: goes on over the carrier ({})", why.name());

@@ -127,3 +127,33 @@ fn what_was_taken_back_comes_again() {
         }
     }
 }
+
+/// Both ends have agreed, and the connecting one is off before it is attached: the other one, which
+/// may be attached alone, does not say that both have agreed for as long as that is so.
+#[test]
+fn who_is_off_before_it_is_attached_gives_its_offer_back() {
+    let mut rig = Rig::new(Order::Prompt, Model::ROCE, 2);
+    let i = rig.connect(0, 1);
+    rig.until("both have agreed", |r| {
+        let agreed = r.conns[i].iter().all(|e| e.socket.offered.is_made());
+        if !agreed {
+            r.chat(i);
+        }
+        agreed
+    });
+    let s = rig.conns[i][C].socket;
+    config::with(off(), || io::pause(s, s.generation16(), s.fd.load(SeqCst), 0));
+    for _ in 0..20 {
+        talk(&mut rig, i);
+        rig.settle();
+    }
+    assert_eq!(
+        [C, A].map(|side| rig.reason(i, side)),
+        [Reason::DisabledByConfig, Reason::PeerAskedForTcp]
+    );
+    assert!(rig.conns[i].iter().all(|e| e.socket.is(State::Candidate)), "{}", rig.describe());
+    io::resume(s, s.generation16());
+    rig.promoted(i);
+    rig.exchange(i, 50_000);
+    rig.finish();
+}
