@@ -6,6 +6,7 @@
 if [ -z "${NETACC_TEST_SHM:-}" ] && unshare -m true 2>/dev/null; then
   NETACC_TEST_SHM=own exec unshare -m bash -c 'mount -t tmpfs tmpfs /dev/shm && exec bash "$0"' "$0"
 fi
+OWN_MOUNTS=${NETACC_TEST_SHM:-}
 . "$(dirname "$0")/lib.sh"
 need_library
 command -v python3 >/dev/null || { skip all "no python3"; finish; exit; }
@@ -187,7 +188,7 @@ LOCKED=$!; wait "$LOCKED" 2>/dev/null
 locked=$(find /dev/shm -name "netacc-trace.*.$LOCKED")
 small() { [ "$(stat -c %s "$1")" -lt 100000 ] && [ $(("$(stat -c %b "$1")" * 512)) -lt 100000 ]; }
 check locked-small small "$locked"
-check one-line grep -q "^$LOCKED  *a?b " <("${TRACE[@]}" list)
+check one-line grep -q "^ *$LOCKED  *a?b " <("${TRACE[@]}" list)
 controls() { LC_ALL=C grep -q $'[\x7f\x9b]' <("${TRACE[@]}" "$@"); }
 same no-controls "1 1 1" "$(for words in list 'list --json' export; do
   controls $words; echo $?; done | xargs)"
@@ -248,6 +249,88 @@ head -c 20000 /dev/zero >/dev/shm/netacc-trace.0000000000000002.1
 "$SS" -c >"$TMP/cleared" || fail clear "$(cat "$TMP/cleared")"
 same half-made-cleared "0 1" "$(half_made) $(find /dev/shm -name "netacc-trace.$now.1" | wc -l)"
 rm "/dev/shm/netacc-trace.$now.1"
+
+# A service of which systemd takes away what it has in /dev/shm when it ends has its trace
+# elsewhere: in a folder of its own, which is its user's, and where the tools look by themselves.
+elsewhere() {
+  local as=() place=/run/netacc/some.service
+  if [ "$(id -u)" = 0 ]; then as=(setpriv --reuid 65534 --regid 65534 --clear-groups); fi
+  mkdir -p "$place" && chown "$("${as[@]}" id -u)" "$place"
+  # service NAME=VALUE...: a server with one connection, in that environment, until it is traced.
+  service() {
+    PORT=$(free_port)
+    become_accel "${as[@]}" env "$@" NACC_LOG_PATH="$TMP/elsewhere.log" python3 -B "$APP" server "$PORT" 2>"$TMP/server.err" & SERVER=$!; PIDS+=("$SERVER")
+    wait_for 10 bound || fail elsewhere-start "$(cat "$TMP/server.err")"
+    rm -f "$TMP/go"; mkfifo "$TMP/go"
+    become_accel python3 "$APP" client "$PORT" 1 <>"$TMP/go" >"$TMP/client" 2>&1 & CLIENT=$!; PIDS+=("$CLIENT")
+    becomes True ask '"promoted" in sum(map(names, c), [])' -p "$SERVER" || fail elsewhere-traced "$("${TRACE[@]}" show -p "$SERVER")"
+  }
+  # What systemd does behind the last process of the service's (clean-ipc.c).
+  remove_ipc() { find /dev/shm -mindepth 1 -user "$("${as[@]}" id -u)" -delete; }
+  states() { "$@" "${TRACE[@]}" list --json | python3 -c '
+import json, sys
+print(*[t["state"] for t in json.load(sys.stdin) if t["pid"] == '"$SERVER"'])'; }
+  about() { "$LIB_DIR/netacc" doctor "$SERVER" | tr -s ' \n' ' ' | grep -c 'trace: its trace is not in NACC_TRACE_DIR='; }
+  files_in() { find "$1" -maxdepth 1 -name "netacc-trace.*.${2:-*}" | wc -l; }
+
+  # (Without that it goes: this is what it is for.)
+  service NACC_TRACE=1
+  same elsewhere-not "live 0 1" "$(states) $(files_in "$place") $(files_in /dev/shm "$SERVER")"
+  killed "$SERVER"; killed "$CLIENT"; remove_ipc
+  same elsewhere-not-behind-its-end "" "$(states)"
+
+  service NACC_TRACE_DIR="$place"
+  same elsewhere "live 1 0 0" "$(states) $(files_in "$place" "$SERVER") $(files_in /dev/shm "$SERVER") $(about)"
+  same elsewhere-mode "600 $("${as[@]}" id -u)" "$(stat -c '%a %u' "$place"/netacc-trace.*."$SERVER")"
+  killed "$SERVER"; killed "$CLIENT"; remove_ipc
+  same elsewhere-killed "killed killed" "$(states) $(states "${as[@]}")"
+  same elsewhere-tells True "$(ask '"promoted" in sum(map(names, c), []) and c[0]["recorded"] > 0' -p "$SERVER")"
+
+  # Where others could put files, and in a folder that is not there, it does not go.
+  for flaw in open missing relative disk; do
+    local named=$place
+    chmod 755 "$place"
+    case $flaw in
+      open) chmod 777 "$place" ;;
+      missing) named=/run/netacc/none ;;
+      relative) named=run/netacc ;;
+      disk) named=$TMP/disk; mkdir "$named"; chown "$("${as[@]}" id -u)" "$named"
+        [ "$(stat -f -c %T "$named")" != tmpfs ] || { skip elsewhere-disk "$TMP is memory"; continue; } ;;
+    esac
+    rm -f "$TMP/elsewhere.log"; : >"$TMP/elsewhere.log"; chmod 666 "$TMP/elsewhere.log"; [ ${#as[@]} = 0 ] || chown 65534 "$TMP/elsewhere.log"
+    service NACC_TRACE_DIR="$named"
+    same elsewhere-$flaw "live 0 1 1" "$(states) $(files_in "$named" "$SERVER" 2>/dev/null) $(files_in /dev/shm "$SERVER") $(about)"
+    check elsewhere-$flaw-said grep -F "the trace is in /dev/shm" "$TMP/elsewhere.log"
+    killed "$SERVER"; killed "$CLIENT"
+  done
+  chmod 755 "$place"
+
+  # So many stay there, whatever is in /dev/shm; and go where all are taken away.
+  for _ in $(seq 20); do
+    become_accel "${as[@]}" env NACC_TRACE_DIR="$place" python3 -B "$APP" alone 2>/dev/null & wait $! 2>/dev/null
+  done
+  same elsewhere-kept 17 "$(files_in "$place")"
+  "$SS" -c >/dev/null
+  same elsewhere-cleared 0 "$(files_in "$place")"
+
+  # Another folder the tools find where they are told of it.
+  place=/dev/shm/own
+  mkdir "$place" && chown "$("${as[@]}" id -u)" "$place"
+  service NACC_TRACE_DIR="$place"
+  killed "$SERVER"; killed "$CLIENT"
+  same elsewhere-named " killed" "$(states) $(states env NACC_TRACE_DIR="$place")"
+  printf '[netacc]\nNACC_TRACE_DIR=%s\n' "$place" >"$TMP/own.conf"
+  same elsewhere-configured killed "$(states env NACC_CONF="$TMP/own.conf")"
+  check elsewhere-doctor grep -F "traces are in $place" <(NACC_CONF=$TMP/own.conf "$LIB_DIR/netacc" doctor)
+  chmod 777 "$place"
+  check elsewhere-doctor-of-an-open-one grep -F "others could put files there" <(NACC_CONF=$TMP/own.conf "$LIB_DIR/netacc" doctor | tr -s ' \n' ' ')
+  rm -r "$place"
+}
+if [ "$OWN_MOUNTS" = own ] && mount -t tmpfs tmpfs /run; then
+  elsewhere
+else
+  skip elsewhere "no mounts of its own"
+fi
 
 # So many are kept of killed processes when the next one begins, and no more: of numbers that are
 # in use again, too, and however many others have.

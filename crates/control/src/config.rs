@@ -97,6 +97,8 @@ pub struct Config {
     pub trace_slow_ms: u32,
     /// Each of their calls is, too.
     pub trace_calls: bool,
+    /// `NACC_TRACE_DIR`: where traces lie.
+    pub trace_dir: String,
     /// `NACC_PATHS`: a connection takes the first of them that both of its ends can use.
     pub paths: Paths,
     /// Which connections are accelerated, and over which paths: the first that holds counts.
@@ -234,6 +236,7 @@ impl Default for Config {
             trace: true,
             trace_slow_ms: 5000,
             trace_calls: false,
+            trace_dir: Key::TraceDir.default_text().to_string(),
             paths: Paths::default(),
             rules: Vec::new(),
         }
@@ -292,6 +295,7 @@ impl Config {
             Key::AccelerateByDefault => u8::from(self.accelerate_by_default).to_string(),
             Key::LogLevel => (self.log_level as u8).to_string(),
             Key::LogPath => self.log_path.clone(),
+            Key::TraceDir => self.trace_dir.clone(),
             Key::Affinity => self.affinity.to_string(),
             Key::TcpFirst => u8::from(self.tcp_first).to_string(),
             Key::FastConnect => u8::from(self.fast_connect).to_string(),
@@ -380,6 +384,11 @@ impl Config {
             Key::LogPath => {
                 if let Value::Text(path) = value {
                     self.log_path = path;
+                }
+            }
+            Key::TraceDir => {
+                if let Value::Text(path) = value {
+                    self.trace_dir = path;
                 }
             }
             Key::Affinity => {

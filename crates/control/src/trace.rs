@@ -25,8 +25,12 @@ use core::sync::atomic::{AtomicU8, AtomicU32, AtomicU64};
 
 /// What file names and the name of a memfd begin with.
 pub const NAME: &str = "netacc-trace";
-/// Where the files are: memory, which outlives a process, and no reboot.
+/// Where the files are, unless `NACC_TRACE_DIR` says otherwise: memory, which outlives a process,
+/// and no reboot.
 pub const DIRECTORY: &str = "/dev/shm";
+/// Where they are of services that have nothing in [`DIRECTORY`] for longer than they run
+/// (`RemoveIPC=`): each has a directory in this one, which `netacc-enable` has systemd make.
+pub const SERVICES: &str = "/run/netacc";
 /// First word of a file: "NETACCTR", little endian.
 pub const MAGIC: u64 = u64::from_le_bytes(*b"NETACCTR");
 /// Version of the container.

@@ -17,6 +17,7 @@ pub(crate) use netacc_control::trace::{Event, Slow};
 mod calls;
 mod file;
 mod left;
+mod place;
 pub(crate) mod slow;
 pub(crate) use calls::{
     Begun, before_turn, receive_begins, received, send_begins, sent, sent_nothing,
@@ -162,6 +163,7 @@ fn begin() {
     if TRIED.swap(1, AcqRel) != 0 {
         return;
     }
+    place::choose();
     left::make_room();
     let Some((at, ready)) = file::make() else { return };
     HEADER.store(at, Release);

@@ -14,6 +14,7 @@ use netacc_control::config::{
 use std::ffi::{OsStr, OsString};
 use std::io::Read;
 use std::path::{Path, PathBuf};
+use std::sync::OnceLock;
 
 /// An environment. Keeps the order, and duplicates, which some programs have.
 #[derive(Debug, Default)]
@@ -204,6 +205,27 @@ fn file_of_prefix(this_program: &Path) -> Option<PathBuf> {
     }
     let file = prefix.join("etc/netacc.conf");
     file.exists().then_some(file)
+}
+
+/// Where the configuration of this program has traces; the usual place where it says nothing that
+/// could be understood.
+pub(crate) fn trace_directory() -> PathBuf {
+    static FOUND: OnceLock<PathBuf> = OnceLock::new();
+    let find = || {
+        let environment = Environment::inherited();
+        let set = environment.get(ENV_FILE).filter(|path| !path.is_empty()).map(PathBuf::from);
+        let installed = || file_of_prefix(&std::env::current_exe().ok()?);
+        let file = set.or_else(installed).unwrap_or_else(|| PathBuf::from(DEFAULT_FILE));
+        // (Something else than a file could keep us waiting.)
+        let is_file = std::fs::metadata(&file).is_ok_and(|status| status.is_file());
+        let text = is_file.then(|| config_file(Some(file), &environment).ok().flatten()).flatten();
+        let text = text.as_ref().map(|(path, text)| (path.to_string_lossy(), text.as_str()));
+        let text = text.as_ref().map(|(path, text)| (path.as_ref(), *text));
+        let value = |name: &str| Some(environment.get(name)?.to_string_lossy().into_owned());
+        let (config, ..) = Config::resolve_lossy(text, &value, &[], &user_of(Path::new("/")));
+        PathBuf::from(config.trace_dir)
+    };
+    FOUND.get_or_init(find).clone()
 }
 
 /// Path and content of the configuration file. Only the default one may be missing.

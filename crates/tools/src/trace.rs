@@ -4,10 +4,12 @@
 //! Whoever wrote a trace is not trusted, and the file may be cut short, changing, or nonsense. It
 //! is never mapped (a file that is made shorter would end the reader), and never written.
 
+use crate::launch;
 use crate::segment;
 use crate::selection::Network;
 use netacc_control::trace::{
-    DIRECTORY, Head, LatenciesText, MAKING_NS, NAME, RING_HEAD_BYTES, RingText, State, Times,
+    DIRECTORY, Head, LatenciesText, MAKING_NS, NAME, RING_HEAD_BYTES, RingText, SERVICES, State,
+    Times,
 };
 use rustix::fs::{AtFlags, FileType, Mode, OFlags, SeekFrom, StatxFlags, statx};
 use rustix::io::Errno;
@@ -90,6 +92,11 @@ impl Trace {
         let is_live = file.try_lock_shared().is_err();
         let _ = file.unlock();
         Ok(Trace { pid: head.pid, is_live, uid, bytes, path, head, file })
+    }
+
+    /// Whether a running process's trace is where those are for which no other place is good.
+    pub(crate) fn is_in_usual_place(&self) -> bool {
+        fs::read_link(&self.path).is_ok_and(|link| is_usual(&link))
     }
 
     /// Which file it is.
@@ -259,8 +266,14 @@ fn head(file: &File) -> Result<Head, TraceError> {
     Head::read(&bytes).map_err(TraceError::Content)
 }
 
-/// What a link in `/proc/PID/fd` of the library's file begins with.
+/// Whether a link in `/proc/PID/fd` may lead to the library's file, wherever that is.
 fn is_trace(link: &Path) -> bool {
+    let text = link.to_string_lossy();
+    is_usual(link) || is_librarys(Path::new(text.strip_suffix(" (deleted)").unwrap_or(&text)))
+}
+
+/// To one in the usual directory, or without a name.
+fn is_usual(link: &Path) -> bool {
     let text = link.to_string_lossy();
     let file = text.strip_prefix(DIRECTORY).and_then(|name| name.strip_prefix('/'));
     file.or(text.strip_prefix("/memfd:")).is_some_and(|name| name.starts_with(NAME))
@@ -314,17 +327,60 @@ fn is_tmpfs(mounts: &str, (major, minor): (u32, u32)) -> bool {
     })
 }
 
-/// The names in the directory that begin as a trace's.
+/// The directories in which traces may lie: the usual one, that of the configuration, and those of
+/// services.
+fn directories() -> Vec<PathBuf> {
+    /// More than any honest host has.
+    const MOST: usize = 1024;
+    let services = fs::read_dir(SERVICES).into_iter().flatten().filter_map(Result::ok);
+    let mut services = services.take(MOST).map(|entry| entry.path()).peekable();
+    let configured = launch::trace_directory();
+    if services.peek().is_none() && configured == Path::new(DIRECTORY) {
+        return vec![configured];
+    }
+    let named = [PathBuf::from(DIRECTORY), configured];
+    let mut known = HashSet::new();
+    // (A directory of a service with a user of its own, `DynamicUser=`, has another name as well.)
+    let all = named.into_iter().chain(services).filter_map(|path| path.canonicalize().ok());
+    all.filter(|path| path.is_dir() && known.insert(path.clone())).collect()
+}
+
+/// Why the library takes no trace to a directory. (Of another user's process root does not know
+/// whose the directory may be.)
+pub(crate) fn obstacle(directory: &str) -> Option<&'static str> {
+    const TMPFS_MAGIC: i64 = 0x0102_1994;
+    let path = Path::new(directory);
+    let Some(status) = fs::metadata(path).ok().filter(|status| status.is_dir()) else {
+        return Some("there is no such folder");
+    };
+    let me = rustix::process::geteuid().as_raw();
+    let is_others = ![0, me].contains(&status.uid()) && me != 0;
+    if !path.is_absolute() {
+        Some("it is no whole path")
+    } else if is_others || (status.mode() & 0o022 != 0 && status.mode() & 0o1000 == 0) {
+        Some("others could put files there, or take them away")
+    } else if rustix::fs::statfs(path).is_ok_and(|it| it.f_type != TMPFS_MAGIC) {
+        Some("it is on no tmpfs")
+    } else {
+        None
+    }
+}
+
+/// The names in these that begin as a trace's.
 fn named() -> impl Iterator<Item = PathBuf> {
+    directories().into_iter().flat_map(named_in)
+}
+
+fn named_in(directory: PathBuf) -> impl Iterator<Item = PathBuf> {
     /// More than any honest host has.
     const MOST: usize = 4096;
-    let entries = fs::read_dir(DIRECTORY).into_iter().flatten().filter_map(Result::ok);
+    let entries = fs::read_dir(directory).into_iter().flatten().filter_map(Result::ok);
     let ours =
         |entry: &DirEntry| entry.file_name().to_string_lossy().starts_with(&format!("{NAME}."));
     entries.filter(ours).take(MOST).map(|entry| entry.path())
 }
 
-/// What lies in the directory and may be read: those of this user, for root all.
+/// What lies there and may be read: those of this user, for root all.
 fn files() -> Vec<Trace> {
     let traces = named().filter_map(|path| Trace::open(&path).ok());
     // (Who makes a file of this name for others to read is not the process that it tells of.)
@@ -381,7 +437,7 @@ pub struct Cleared {
     pub failed: Vec<(PathBuf, io::Error)>,
 }
 
-/// Takes away what processes that are gone have left in the directory, also what was never
+/// Takes away what processes that are gone have left in these directories, also what was never
 /// finished: of this user's, for root of all users'. (A process holds the lock before its trace can
 /// be read, and nobody makes a file of a name that was there: it has the moment at which its
 /// process began the trace.)
@@ -489,6 +545,9 @@ mod tests {
             ("/dev/shm/netacc-trace.0011.1 (deleted)", true),
             ("/memfd:netacc-trace (deleted)", true),
             ("/dev/shm/other", false),
+            ("/run/netacc/x.service/netacc-trace.0123456789abcdef.1", true),
+            ("/run/netacc/x.service/netacc-trace.0123456789abcdef.1 (deleted)", true),
+            ("/run/netacc/x.service/netacc-trace.0123456789abcdef.1.gz", false),
             ("/tmp/netacc-trace.1", false),
         ] {
             assert_eq!(is_trace(Path::new(link)), is, "{link}");

@@ -75,3 +75,29 @@ fn a_service_that_filters_its_calls_is_traced_unless_it_says_so_itself() {
         assert!(!traced(&more, "RestrictAddressFamilies=~"), "{own}");
     }
 }
+
+/// systemd takes away what such a service has in /dev/shm when it ends: its trace lies elsewhere.
+#[test]
+fn a_service_whose_memory_goes_with_it_has_a_folder_for_its_trace() {
+    let of = |properties: &str| {
+        let properties = format!("LoadState=loaded\n{properties}");
+        let written = drop_in(&properties);
+        let about = ["RuntimeDirectory", "Environment=NACC_TRACE_DIR="];
+        let lines = written.lines().filter(|line| about.iter().any(|it| line.starts_with(it)));
+        lines.map(String::from).collect::<Vec<_>>()
+    };
+    let folder = [
+        "RuntimeDirectory=netacc/%n",
+        "RuntimeDirectoryPreserve=yes",
+        "Environment=NACC_TRACE_DIR=%t/netacc/%n",
+    ];
+    let nothing: [&str; 0] = [];
+    assert_eq!(of("User=redis\nRemoveIPC=yes\n"), folder);
+    assert_eq!(of("DynamicUser=yes\nRemoveIPC=yes\nUser=\n"), folder);
+    assert_eq!(of("User=redis\nRemoveIPC=no\n"), nothing);
+    for root in ["", "root", "0"] {
+        assert_eq!(of(&format!("User={root}\nRemoveIPC=yes\n")), nothing, "root's stays");
+    }
+    let own = "User=redis\nRemoveIPC=yes\nEnvironment=A=1 NACC_TRACE_DIR=/run/own\n";
+    assert_eq!(of(own), nothing);
+}

@@ -1,5 +1,5 @@
-//! The memory of the trace: a file in `/dev/shm`, which is there when the process was killed; where
-//! none can be had, memory that goes with the process.
+//! The memory of the trace: a file in `/dev/shm`, or in another place (`place.rs`), which is there
+//! when the process was killed; where none can be had, memory that goes with the process.
 //!
 //! Everybody may make files in `/dev/shm`, and only their owner can take them away. So a file is
 //! made anew under a name that nobody has, for its owner alone. As much of it as is used gets
@@ -8,10 +8,11 @@
 //! locks all of its own. Its maker holds a lock on it: whoever gets one knows that the process is
 //! gone.
 
+use super::place::{self, NAME_BYTES};
 use crate::{fd_words, numbers, shared, stats, sys};
 use core::ffi::c_int;
 use core::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, AtomicU64, AtomicUsize, Ordering::*};
-use netacc_control::trace::{DIRECTORY, FILE_BYTES, HEADER_BYTES, Header, NAME, RING_BYTES, RINGS};
+use netacc_control::trace::{FILE_BYTES, HEADER_BYTES, Header, NAME, RING_BYTES, RINGS};
 
 /// Where it is mapped.
 static AT: AtomicUsize = AtomicUsize::new(0);
@@ -29,10 +30,10 @@ static PID: AtomicU32 = AtomicU32::new(0);
 const FEW: u32 = 8;
 const MANY: u32 = 256;
 
-/// A file's name: `/dev/shm/netacc-trace.`, its beginning in 16 hexadecimal digits, a dot, the
-/// process's number; NUL behind it.
-pub(super) fn name(began: u64, pid: u32) -> [u8; 64] {
-    let mut out = [0u8; 64];
+/// A file's name: the directory, `/netacc-trace.`, its beginning in 16 hexadecimal digits, a dot,
+/// the process's number; NUL behind it.
+pub(super) fn name(began: u64, pid: u32) -> [u8; NAME_BYTES] {
+    let mut out = [0u8; NAME_BYTES];
     let digits = (0..16).rev().map(|digit| {
         let nibble = (began >> (4 * digit)) as u8 & 15;
         if nibble < 10 { b'0' + nibble } else { b'a' + nibble - 10 }
@@ -47,7 +48,7 @@ pub(super) fn name(began: u64, pid: u32) -> [u8; 64] {
         }
     }
     let pid = decimal.iter().copied().skip(10 - count);
-    let text = DIRECTORY.bytes().chain(*b"/").chain(NAME.bytes()).chain(*b".");
+    let text = place::directory().bytes().chain(*b"/").chain(NAME.bytes()).chain(*b".");
     let text = text.chain(digits).chain(*b".").chain(pid);
     for (to, from) in out.iter_mut().zip(text) {
         *to = from;
@@ -67,7 +68,8 @@ fn parts(name: &[u8]) -> Option<(u64, u32)> {
 pub(super) fn make() -> Option<(*mut Header, u32)> {
     let (pid, unix_ns) = (sys::getpid(), sys::unix_ns());
     PID.store(pid, Relaxed);
-    let fd = match named(unix_ns, pid) {
+    let elsewhere = || place::give_up().then(|| named(unix_ns, pid)).flatten();
+    let fd = match named(unix_ns, pid).or_else(elsewhere) {
         Some(fd) => fd,
         None => unnamed()?,
     };
@@ -212,8 +214,8 @@ pub(super) fn forget() {
 pub(super) fn each(mut found: impl FnMut(u64, u32)) {
     /// So many bytes of names are looked at.
     const NAMES: usize = 256;
-    let mut path = [0u8; 16];
-    for (to, from) in path.iter_mut().zip(DIRECTORY.bytes()) {
+    let mut path = [0u8; NAME_BYTES];
+    for (to, from) in path.iter_mut().zip(place::directory().bytes()) {
         *to = from;
     }
     let flags = libc::O_RDONLY | libc::O_DIRECTORY | libc::O_CLOEXEC;

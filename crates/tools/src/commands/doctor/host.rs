@@ -6,9 +6,10 @@ use super::rdma;
 use crate::launch::{self, Environment};
 use crate::library::{self, Library};
 use crate::options::VERSION;
-use crate::{addresses, log};
-use netacc_control::config::{Config, DEFAULT_FILE, ENV_FILE, Key, Origin};
+use crate::{addresses, log, trace};
+use netacc_control::config::{Config, DEFAULT_FILE, ENV_FILE, Key, Origin, Origins};
 use netacc_control::stats::Path as WayOn;
+use netacc_control::trace::DIRECTORY;
 use rustix::fs::{MemfdFlags, memfd_create};
 use rustix::io::Errno;
 use std::fs;
@@ -144,9 +145,27 @@ pub fn config(environment: &mut Environment, findings: &mut Findings) -> Option<
                     findings.note("log", why, remedy);
                 }
             }
+            traces(&config, &origins, findings);
             Some(config)
         }
     }
+}
+
+/// Whether traces lie where the configuration says.
+fn traces(config: &Config, origins: &Origins, findings: &mut Findings) {
+    let wanted = &config.trace_dir;
+    if wanted == DIRECTORY {
+        return;
+    }
+    let Some(why) = trace::obstacle(wanted) else {
+        return findings.ok("trace", format!("traces are in {wanted}"));
+    };
+    let name = Key::TraceDir.name();
+    let remedy = match origins.of(Key::TraceDir) {
+        Origin::Environment => format!("unset {name}; {ABOUT_CONFIG}"),
+        _ => format!("{name}={DIRECTORY} in the configuration file; {ABOUT_CONFIG}"),
+    };
+    findings.note("trace", format!("{name}={wanted}: {why}: traces are in {DIRECTORY}"), remedy);
 }
 
 /// What the configuration itself keeps on TCP, and whether the path may be taken that needs

@@ -14,6 +14,7 @@ use crate::show::{
 use crate::trace;
 use netacc_control::config::{Key, TakesEffect, parse_rendered};
 use netacc_control::stats::{Counter, Path as Way, Reason};
+use netacc_control::trace::DIRECTORY;
 use std::fs;
 use std::path::Path;
 
@@ -147,6 +148,28 @@ fn said(process: &Process, findings: &mut Findings) {
     rules::of_process(process, user, findings);
     counters(process, findings);
     traced(process, findings);
+    traced_elsewhere(process, findings);
+}
+
+/// Whether its trace is where its configuration has it.
+fn traced_elsewhere(process: &Process, findings: &mut Findings) {
+    let wanted = parse_rendered(&process.header.config)
+        .find(|(key, ..)| *key == Key::TraceDir.name())
+        .map_or(DIRECTORY, |(_, value, _)| value);
+    if wanted != DIRECTORY
+        && trace::of_process(process.pid).is_some_and(|trace| trace.is_in_usual_place())
+    {
+        findings.note(
+            "trace",
+            format!(
+                "its trace is not in {}={}, which others may write to, is full, is on no tmpfs, \
+                 or is not there: its log says which",
+                Key::TraceDir.name(),
+                one_line(wanted)
+            ),
+            "name a folder on a tmpfs that only root or the program's user can write to",
+        );
+    }
 }
 
 /// Whether it is traced: in a process that filters its system calls only where that was asked for.
