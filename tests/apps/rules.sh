@@ -277,6 +277,13 @@ check doctor-names-the-others said "$doctor" 'rule: rest lets it take shm alone;
 same doctor-leaves-out-those-of-others 0 "$(grep -c of-nobody <<<"$doctor")"
 check ss-shows-the-reason grep -E '^rule +1 ' <("$SS" "$CLIENT_PID")
 check ss-shows-the-rules grep -xF '[rule web]' <("$SS" -s cfg "$CLIENT_PID")
+# Of each connection which one holds.
+ruled() { "$SS" -s sock --json "$1" | python3 -c 'import json, sys
+print(*[s["rule"] for s in json.load(sys.stdin)["sockets"]])'; }
+wide() { "$SS" -s sock --wide "$1" | awk '/ Local / { for (i = 1; i <= NF; i++) if ($i == "Rule") at = i } $1 ~ /^[0-9]+$/ { print $at }'; }
+same ss-says-which-rule 'web web' "$(ruled "$CLIENT_PID") $(wide "$CLIENT_PID")"
+same ss-says-that-there-are-none 'None -' "$(ruled "$SERVER_PID") $(wide "$SERVER_PID")"
+same ss-says-it-where-asked 0 "$("$SS" -s sock "$CLIENT_PID" | grep -c 'Rule\|web')"
 same cfg-lists-parameters-alone 0 "$("$NETACC" cfg list -p "$CLIENT_PID" | grep -cE '^(port|accelerate|paths) ')"
 connection=$(NACC_CONF=$TMP/client.conf "$NETACC" doctor "127.0.0.1:$PORT")
 check doctor-of-a-connection said "$connection" "rule: the client's end: web, to 127.0.0.1:$PORT: keeps it on TCP"
@@ -298,7 +305,27 @@ SERVER='' CLIENT='[rule rest]
 paths=shm'
 ends
 same accelerated-by-a-rule 'shm none' "${SAYS[client]}"
+same a-rule-of-one-on-a-ring 'rest rest' "$(ruled "$CLIENT_PID") $(wide "$CLIENT_PID")"
 check cfg-set "$NETACC" cfg set NACC_LOG_LEVEL 2 -p "$CLIENT_PID"
 check rules-stay-behind-cfg-set grep -xF '[rule rest]' <("$SS" -s cfg "$CLIENT_PID")
+# Other rules: they are in another order, or have another name.
+printf '[netacc]\n[rule first]\nport=1\npoll=0\n[rule rest]\npaths=shm\n' >"$TMP/client.conf"
+check other-order "$NETACC" cfg reload -p "$CLIENT_PID"
+same a-rule-in-another-order 'rest rest' "$(ruled "$CLIENT_PID") $(wide "$CLIENT_PID")"
+printf '[netacc]\n[rule first]\nport=1\npoll=0\n' >"$TMP/client.conf"
+check another-name "$NETACC" cfg reload -p "$CLIENT_PID"
+same a-rule-that-is-gone '? ?' "$(ruled "$CLIENT_PID") $(wide "$CLIENT_PID")"
+over
+# Who began a connection its record does not say: the rule does. None holds for it.
+SERVER='[rule out]
+direction=out
+accelerate=0
+[rule in]
+direction=in
+port=1
+accelerate=0' CLIENT=''
+ends
+same no-rule 'None -' "$(ruled "$SERVER_PID") $(wide "$SERVER_PID")"
+check doctor-counts-by-the-rule said "$("$NETACC" doctor "$SERVER_PID")" 'rule: out keeps it on TCP; it holds for 0 of the open connections'
 over
 finish

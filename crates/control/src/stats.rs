@@ -220,7 +220,8 @@ pub struct ConnRecord {
     /// Address of 32 bits that are not 0 while a thread of the process's sends.
     pub lock_at: AtomicU64,
     /// How it came to be, and to its rings: [`CONNECTED`], [`ACCEPTED`], [`LATER_LIFE`],
-    /// [`BY_DEVICE`]. Without rings it may be [`UNCOUNTED`].
+    /// [`BY_DEVICE`]. Without rings it may be [`UNCOUNTED`]. In its upper half: which rule holds
+    /// for it ([`crate::config::Rule::tag`]); 0: not known (yet).
     pub origin: AtomicU64,
 }
 
@@ -235,6 +236,11 @@ pub const BY_DEVICE: u64 = 8;
 /// It is the kernel's for good, and what moves on it over TCP is not counted.
 pub const UNCOUNTED: u64 = 16;
 
+/// Where [`ConnRecord::origin`] has the rule's tag.
+const RULE_SHIFT: u32 = 32;
+/// There, that no rule holds.
+pub const NO_RULE: u32 = 1;
+
 /// Where the rings of a connection are; of what is sent and of what is received.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Rings {
@@ -246,7 +252,7 @@ pub struct Rings {
     pub bytes_at: [u64; 2],
     /// As [`ConnRecord::lock_at`].
     pub lock_at: u64,
-    /// As [`ConnRecord::origin`].
+    /// The lower half of [`ConnRecord::origin`].
     pub origin: u64,
 }
 
@@ -499,6 +505,12 @@ impl ConnRecord {
         self.origin.fetch_or(UNCOUNTED, Relaxed);
     }
 
+    /// Which rule holds for it: its tag, or [`NO_RULE`].
+    pub fn set_rule(&self, tag: u32) {
+        let origin = u64::from(self.origin.load(Relaxed) as u32);
+        self.origin.store(origin | u64::from(tag) << RULE_SHIFT, Relaxed);
+    }
+
     /// It has these rings from here on, which are empty.
     pub fn set_rings(&self, rings: &Rings) {
         for (to, from) in self.ring_bytes.iter().zip(rings.sizes) {
@@ -510,7 +522,8 @@ impl ConnRecord {
         }
         self.ring_start.iter().for_each(|word| word.store(0, Relaxed));
         self.lock_at.store(rings.lock_at, Relaxed);
-        self.origin.store(rings.origin, Relaxed);
+        let rule = self.origin.load(Relaxed) >> RULE_SHIFT << RULE_SHIFT;
+        self.origin.store(rings.origin | rule, Relaxed);
         for (to, from) in self.words_at.iter().zip(rings.words_at).rev() {
             to.store(from, Release);
         }

@@ -10,7 +10,7 @@ use core::ffi::c_int;
 use core::net::SocketAddr;
 use core::sync::atomic::{AtomicU32, AtomicU64, Ordering::*};
 use netacc_control::config::{Config, Direction, Paths, Rule, Subject};
-use netacc_control::stats::Reason;
+use netacc_control::stats::{NO_RULE, Reason};
 use netacc_proto::rendezvous::Tuple;
 
 /// Whether the other end is on this host: loopback, or an address of its own.
@@ -161,9 +161,7 @@ fn fill(s: &Socket, fd: c_int, origin: Origin) {
         why => (PathList::EMPTY, why),
     };
     s.ruled.clear();
-    if let Some(tuple) = &tuple {
-        say_rule(s, tuple, connector);
-    }
+    let rule = tuple.as_ref().map_or(0, |tuple| say_rule(s, tuple, connector));
     if let Some(tuple) = tuple.filter(|_| why == Reason::NotStarted) {
         match paths_for(&tuple, connector) {
             Ok(paths) => list = paths,
@@ -176,6 +174,7 @@ fn fill(s: &Socket, fd: c_int, origin: Origin) {
         s.begin_trace(made && moved != (0, 0));
         // SAFETY: nobody else looks at this socket's addresses yet.
         unsafe { show(s, tuple) };
+        show_rule(s, rule);
     }
     s.set_paths(list);
     stats::count(if connector {
@@ -238,14 +237,32 @@ fn rule_of<'a>(config: &'a Config, tuple: &Tuple, connector: bool) -> Option<&'a
     config.rule(&of)
 }
 
-/// What a rule says of a connection's waits and of its trace.
-fn say_rule(s: &Socket, tuple: &Tuple, connector: bool) {
+/// What a rule says of a connection's waits and of its trace. Which one holds: 0, where there are
+/// none.
+fn say_rule(s: &Socket, tuple: &Tuple, connector: bool) -> u32 {
     let config = config::get();
     if config.rules.is_empty() {
-        return s.ruled.clear();
+        s.ruled.clear();
+        return 0;
     }
     let rule = rule_of(config, tuple, connector);
     s.ruled.set(rule.and_then(Rule::poll_us), rule.and_then(Rule::trace));
+    rule.map_or(NO_RULE, Rule::tag)
+}
+
+/// Another life of a carrier begins: what a rule says of it.
+pub(crate) fn rule_anew(s: &Socket) {
+    if !config::get().rules.is_empty() {
+        let rule = say_rule(s, &s.tuple(), s.has(flag::CONNECTOR));
+        show_rule(s, rule);
+    }
+}
+
+/// In its record.
+fn show_rule(s: &Socket, rule: u32) {
+    if let Some(r) = s.record().filter(|_| rule != 0) {
+        r.set_rule(rule);
+    }
 }
 
 /// The paths that a rule leaves to a connection, of those of the configuration's. `None`: no rule
@@ -278,10 +295,11 @@ pub(crate) fn look_up(s: &'static Socket, g: u16, fd: c_int) -> bool {
         match tuple {
             None => Err(Reason::Disconnected),
             Some(tuple) => {
-                say_rule(s, &tuple, s.has(flag::CONNECTOR));
+                let rule = say_rule(s, &tuple, s.has(flag::CONNECTOR));
                 s.begin_trace(false);
                 // SAFETY: under the lock, and the paths are not set yet.
                 unsafe { show(s, tuple) };
+                show_rule(s, rule);
                 // As in `io::shutdown_of`.
                 let whole = |list: &PathList| list.first().is_shared() || !s.has(flag::SHUT_WR);
                 let list = paths_for(&tuple, s.has(flag::CONNECTOR));
@@ -472,17 +490,19 @@ mod tests {
             let tuple = Tuple::new("127.0.0.1:1".parse().unwrap(), peer.parse().unwrap()).unwrap();
             let config = Config { rules: rules.clone(), ..config::get().clone() };
             config::with(config, || {
-                say_rule(s, &tuple, connector);
+                let rule = say_rule(s, &tuple, connector);
+                let name = rules.iter().find(|it| it.tag() == rule).map(|it| it.name.as_str());
+                assert_eq!(name.is_none(), rule == NO_RULE);
                 assert!(paths_for(&tuple, connector).is_ok(), "the paths are as without rules");
                 let traced = [false, true].map(|others| s.ruled.is_traced(|| others));
-                (s.ruled.limit(), traced)
+                (s.ruled.limit(), traced, name.and_then(|name| name.bytes().next()))
             })
         };
         use crate::socket::Limit;
-        assert_eq!(said("127.0.0.1:2", true), (Limit::us(0), [false, true]));
-        assert_eq!(said("127.0.0.1:3", true), (Limit::us(2_000), [true, true]));
-        assert_eq!(said("127.0.0.1:3", false), (Limit::CONFIGURED, [false, false]));
-        assert_eq!(said("127.0.0.1:4", true), (Limit::CONFIGURED, [false, true]));
+        assert_eq!(said("127.0.0.1:2", true), (Limit::us(0), [false, true], Some(b'a')));
+        assert_eq!(said("127.0.0.1:3", true), (Limit::us(2_000), [true, true], Some(b'b')));
+        assert_eq!(said("127.0.0.1:3", false), (Limit::CONFIGURED, [false, false], Some(b'c')));
+        assert_eq!(said("127.0.0.1:4", true), (Limit::CONFIGURED, [false, true], None));
         s.ruled.clear();
         assert_eq!(s.ruled.limit(), Limit::CONFIGURED);
     }

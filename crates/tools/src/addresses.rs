@@ -268,6 +268,7 @@ mod tests {
                 tx_bytes: Default::default(),
                 rx_bytes: Default::default(),
                 is_uncounted: false,
+                rule: 0,
                 tx_messages: 0,
                 rx_messages: 0,
                 ring_bytes: [0; 2],

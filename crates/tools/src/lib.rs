@@ -22,6 +22,7 @@ pub mod options;
 pub mod processes;
 pub mod rates;
 pub mod raw;
+mod ruled;
 pub mod segment;
 pub mod selection;
 pub mod show;

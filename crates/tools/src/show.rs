@@ -3,6 +3,7 @@
 use crate::latencies::{self, Latencies};
 use crate::memory::{self, Mappings};
 use crate::processes::Found;
+use crate::ruled::Rules;
 use crate::segment::Process;
 use crate::selection::Selection;
 use crate::table::Table;
@@ -176,23 +177,25 @@ fn by_path(values: &[u64]) -> Map<String, Value> {
 fn sockets_json(process: &Process, view: &View<'_>) -> Vec<Value> {
     let measured = Latencies::of(process.pid);
     let shown = view.selection.of(&process.connections, measured.by(view.selection.order));
-    shown.into_iter().map(|connection| socket_json(connection, &measured)).collect()
+    let rules = Rules::of(process);
+    shown.into_iter().map(|connection| socket_json(connection, &rules, &measured)).collect()
 }
 
 /// (There may be ten thousand: with room for all from the beginning it takes half the time.)
-fn socket_json(connection: &Connection, measured: &Latencies) -> Value {
+fn socket_json(connection: &Connection, rules: &Rules, measured: &Latencies) -> Value {
     let bytes = |bytes: &[u64], path: Path| {
         let all = bytes.get(path as usize).copied();
         Value::from(all.filter(|_| path != Path::Tcp || !connection.is_uncounted))
     };
     let (tx_ring, rx_ring) = (connection.tx_ring(), connection.rx_ring());
-    let fields: [(&str, Value); 24] = [
+    let fields: [(&str, Value); 25] = [
         ("fd", connection.fd.into()),
         ("local", address(connection.local).into()),
         ("peer", address(connection.peer).into()),
         ("tx_path", path_name(connection.tx_path).into()),
         ("rx_path", path_name(connection.rx_path).into()),
         ("reason", reason_name(connection.reason).into()),
+        ("rule", rules.name(connection).into()),
         ("tx_tcp_bytes", bytes(&connection.tx_bytes, Path::Tcp)),
         ("tx_shm_bytes", bytes(&connection.tx_bytes, Path::Shm)),
         ("rx_tcp_bytes", bytes(&connection.rx_bytes, Path::Tcp)),
@@ -358,6 +361,7 @@ fn sockets_text(process: &Process, view: &View<'_>) -> String {
         "Tx-Path",
         "Rx-Path",
         "Reason",
+        "Rule",
         ">Tx-Tcp",
         ">Tx-Shm",
         ">Tx-Rdma",
@@ -376,7 +380,7 @@ fn sockets_text(process: &Process, view: &View<'_>) -> String {
     let times = latencies::headings();
     headings.extend(times.iter().map(String::as_str));
     let mut table = Table::new(&headings);
-    let measured = Latencies::of(process.pid);
+    let (measured, rules) = (Latencies::of(process.pid), Rules::of(process));
     let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
     let shown = view.selection.of(&process.connections, measured.by(view.selection.order));
     for connection in &shown {
@@ -396,6 +400,7 @@ fn sockets_text(process: &Process, view: &View<'_>) -> String {
             path_name(connection.tx_path),
             path_name(connection.rx_path),
             reason_name(connection.reason),
+            rules.name(connection).unwrap_or("-").to_owned(),
             bytes(&connection.tx_bytes, Path::Tcp),
             bytes(&connection.tx_bytes, Path::Shm),
             bytes(&connection.tx_bytes, Path::Rdma),

@@ -77,19 +77,19 @@ fn json_is_as_agreed() {
     let sock = json_of("sock");
     let mut expected = json!({"pid": pid, "sockets": [
         {"fd": 5, "local": "[::1]:0", "peer": "[2001:db8::]:0", "tx_path": "tcp", "rx_path": "tcp",
-         "reason": "peer-remote", "tx_tcp_bytes": 0, "tx_shm_bytes": 0, "rx_tcp_bytes": 0, "rx_shm_bytes": 0,
+         "reason": "peer-remote", "rule": null, "tx_tcp_bytes": 0, "tx_shm_bytes": 0, "rx_tcp_bytes": 0, "rx_shm_bytes": 0,
          "tx_rdma_bytes": 0, "rx_rdma_bytes": 0, "tx_utcp_bytes": 0, "rx_utcp_bytes": 0,
          "tx_messages": 0, "rx_messages": 0, "tx_ring_used": null, "tx_ring_bytes": null,
          "rx_ring_used": null, "rx_ring_bytes": null,
          "promotions": 0, "demotions": 1, "peer_pid": 0, "opened_unix_ns": 0},
         {"fd": 7, "local": "127.0.0.1:6379", "peer": "127.0.0.2:40000", "tx_path": "shm", "rx_path": "shm",
-         "reason": "none", "tx_tcp_bytes": 10, "tx_shm_bytes": 1000, "rx_tcp_bytes": 20, "rx_shm_bytes": 2000,
+         "reason": "none", "rule": null, "tx_tcp_bytes": 10, "tx_shm_bytes": 1000, "rx_tcp_bytes": 20, "rx_shm_bytes": 2000,
          "tx_rdma_bytes": 0, "rx_rdma_bytes": 0, "tx_utcp_bytes": 0, "rx_utcp_bytes": 0,
          "tx_messages": 11, "rx_messages": 22, "tx_ring_used": 512, "tx_ring_bytes": 65536,
          "rx_ring_used": null, "rx_ring_bytes": null,
          "promotions": 2, "demotions": 0, "peer_pid": 99, "opened_unix_ns": 0},
         {"fd": 8, "local": "-", "peer": "-", "tx_path": "rdma", "rx_path": "tcp",
-         "reason": "rdma-lost", "tx_tcp_bytes": 0, "tx_shm_bytes": 0, "rx_tcp_bytes": 0, "rx_shm_bytes": 0,
+         "reason": "rdma-lost", "rule": null, "tx_tcp_bytes": 0, "tx_shm_bytes": 0, "rx_tcp_bytes": 0, "rx_shm_bytes": 0,
          "tx_rdma_bytes": 3000, "rx_rdma_bytes": 4000, "tx_utcp_bytes": 0, "rx_utcp_bytes": 0,
          "tx_messages": 0, "rx_messages": 0, "tx_ring_used": null, "tx_ring_bytes": null,
          "rx_ring_used": null, "rx_ring_bytes": null,
@@ -166,7 +166,7 @@ fn what_is_not_counted_is_not_said() {
     };
     assert_eq!(row(&said(&["-s", "sock", &pid]))[5..], ["-", "-"]);
     let wide = row(&said(&["-s", "sock", "--wide", &pid]));
-    assert_eq!(wide[7..17], ["-", "5", "0", "0", "-", "0", "0", "0", "-", "-"], "{wide:?}");
+    assert_eq!(wide[8..18], ["-", "5", "0", "0", "-", "0", "0", "0", "-", "-"], "{wide:?}");
     // Nor is a rate of it.
     let out = said(&["-w", "0.1", "-n", "1", "-s", "sock", "--json", &pid]);
     let rates: Value = serde_json::from_str(out.lines().next().unwrap()).unwrap();
@@ -243,8 +243,8 @@ fn tables_say_the_same() {
     assert!(sock.lines().all(|line| line.chars().count() <= 80), "{sock}");
     let sock = text(&["-s", "sock", &pid, "--wide"]);
     for row in [
-        "7 127.0.0.1:6379 127.0.0.2:40000 99 shm shm none 10 1000 0 0 20 2000 0 0 11 22 512 B/64.0 KiB 2 0 - - - - - - -",
-        "8 - - - rdma tcp rdma-lost 0 0 3000 0 0 0 4000 0 0 0 - 0 0 - - - - - - -",
+        "7 127.0.0.1:6379 127.0.0.2:40000 99 shm shm none - 10 1000 0 0 20 2000 0 0 11 22 512 B/64.0 KiB 2 0 - - - - - - -",
+        "8 - - - rdma tcp rdma-lost - 0 0 3000 0 0 0 4000 0 0 0 - 0 0 - - - - - - -",
     ] {
         assert!(words(&sock).contains(&row.to_owned()), "{sock}");
     }
@@ -253,7 +253,7 @@ fn tables_say_the_same() {
     segment.u64(CONNS_OFFSET + offset_of!(ConnRecord, tx_bytes) + 24, 55);
     segment.u64(CONNS_OFFSET + offset_of!(ConnRecord, rx_bytes) + 24, 66);
     let sock = text(&["-s", "sock", &pid, "--wide"]);
-    let utcp = "7 127.0.0.1:6379 127.0.0.2:40000 99 utcp shm none 10 1000 0 55 20 2000 0 66 11 22 - 2 0 - - - - - - -";
+    let utcp = "7 127.0.0.1:6379 127.0.0.2:40000 99 utcp shm none - 10 1000 0 55 20 2000 0 66 11 22 - 2 0 - - - - - - -";
     assert!(words(&sock).contains(&utcp.to_owned()), "{sock}");
     segment.u32(first, 1);
     for at in [offset_of!(ConnRecord, tx_bytes), offset_of!(ConnRecord, rx_bytes)] {

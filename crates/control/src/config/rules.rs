@@ -169,6 +169,13 @@ impl Rule {
         Rule { name: String::from(name), is_unreadable: true, ..Rule::default() }
     }
 
+    /// A number for its name, by which a connection's record says that it holds (FNV-1a): the order
+    /// of the rules may be another one by the time somebody reads that. Neither 0 nor 1.
+    pub fn tag(&self) -> u32 {
+        let mix = |tag: u32, byte: u8| (tag ^ u32::from(byte)).wrapping_mul(0x0100_0193);
+        self.name.bytes().fold(0x811c_9dc5, mix).max(2)
+    }
+
     /// What stands for the rules of a file that cannot be read.
     pub fn of_unreadable_file() -> Rule {
         Rule::unreadable(UNREADABLE_FILE)

@@ -6,8 +6,8 @@
 
 use super::{
     CHANNEL_SLOTS, CONFIG_BYTES, CONNS_OFFSET, COUNTER_SLOTS, COUNTERS, ChannelRecord, ConnRecord,
-    Counter, Header, MAGIC, PATH_SLOTS, Path, REASON_SLOTS, RECORD_OPEN, REMOTE_SLOTS, Rings,
-    UNCOUNTED, VERSION, unpack_ip,
+    Counter, Header, MAGIC, PATH_SLOTS, Path, REASON_SLOTS, RECORD_OPEN, REMOTE_SLOTS, RULE_SHIFT,
+    Rings, UNCOUNTED, VERSION, unpack_ip,
 };
 use alloc::string::String;
 use alloc::vec::Vec;
@@ -123,6 +123,8 @@ pub struct Connection {
     pub rx_bytes: [u64; PATH_SLOTS],
     /// It is the kernel's for good: what moves on it over TCP is not counted, nor are messages.
     pub is_uncounted: bool,
+    /// The tag of the rule that holds for it; [`NO_RULE`](super::NO_RULE): none; 0: not known.
+    pub rule: u32,
     /// Calls that have sent something.
     pub tx_messages: u64,
     /// Calls that have received something.
@@ -285,6 +287,7 @@ impl Connection {
             ring_bytes: u32s_at(bytes, offset_of!(ConnRecord, ring_bytes)),
             ring_used: u32s_at(bytes, offset_of!(ConnRecord, ring_used)),
             is_uncounted: u64_at(bytes, offset_of!(ConnRecord, origin)) & UNCOUNTED != 0,
+            rule: (u64_at(bytes, offset_of!(ConnRecord, origin)) >> RULE_SHIFT) as u32,
             tx_messages: u64_at(bytes, offset_of!(ConnRecord, tx_messages)),
             rx_messages: u64_at(bytes, offset_of!(ConnRecord, rx_messages)),
             promotions: word(offset_of!(ConnRecord, promotions)),
@@ -303,7 +306,7 @@ impl Rings {
             sizes: u32s_at(bytes, offset_of!(ConnRecord, ring_bytes)),
             bytes_at: u64s_at(bytes, offset_of!(ConnRecord, bytes_at)),
             lock_at: u64_at(bytes, offset_of!(ConnRecord, lock_at)),
-            origin: u64_at(bytes, offset_of!(ConnRecord, origin)),
+            origin: u64::from(u64_at(bytes, offset_of!(ConnRecord, origin)) as u32),
         }
     }
 }

@@ -527,3 +527,27 @@ fn a_count_below_zero_reads_as_none() {
         assert_eq!(counts[..2], [0, 5]);
     }
 }
+
+#[test]
+fn a_record_keeps_the_rule_of_its_connection() {
+    let record = conn();
+    let read = || {
+        let mut bytes = vec![0; size_of::<ConnRecord>()];
+        let at = offset_of!(ConnRecord, origin);
+        bytes[at..at + 8].copy_from_slice(&record.origin.load(Relaxed).to_ne_bytes());
+        let read = Connection::read_closed(&bytes);
+        (read.rule, read.is_uncounted)
+    };
+    record.open(3, Reason::NotStarted, 1);
+    assert_eq!(read(), (0, false), "not looked up");
+    record.set_rule(NO_RULE);
+    assert_eq!(read(), (NO_RULE, false));
+    record.set_rule(u32::MAX);
+    record.set_rings(&Rings { origin: ACCEPTED | BY_DEVICE, ..Rings::default() });
+    assert_eq!(read(), (u32::MAX, false));
+    assert_eq!(record.origin.load(Relaxed) as u32, (ACCEPTED | BY_DEVICE) as u32);
+    record.count_no_more();
+    assert_eq!(read(), (u32::MAX, true));
+    record.open(4, Reason::NotStarted, 1);
+    assert_eq!(read(), (0, false), "another connection's");
+}

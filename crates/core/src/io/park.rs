@@ -438,6 +438,7 @@ fn reopen(s: &'static Socket, fd: c_int) {
     s.record.store(stats::open(fd, Reason::None), Release);
     if let Some(r) = s.record() {
         r.set_addresses(s.tuple().local(), s.tuple().peer());
+        candidates::rule_anew(s);
         if let Some(channel) = s.channel() {
             r.peer_pid.store(channel.peer_pid, Relaxed);
             show_rings(s, r, LATER_LIFE);

@@ -56,8 +56,12 @@ pub fn of_process(process: &Process, user: u32, findings: &mut Findings) {
     let listening = listening_ports(&format!("/proc/{}", process.pid));
     let mut counts = vec![(0usize, 0usize); rules.len()];
     for connection in &process.connections {
-        let Some(of) = subject(connection, &listening, user) else { continue };
-        let first = rules.iter().position(|rule| rule.holds(&of));
+        let first = match connection.rule {
+            // (Its library, which is older, does not say so; or it has not been looked up yet.)
+            0 => subject(connection, &listening, user)
+                .and_then(|of| rules.iter().position(|rule| rule.holds(&of))),
+            tag => rules.iter().position(|rule| rule.tag() == tag),
+        };
         if let Some((open, kept)) = first.and_then(|first| counts.get_mut(first)) {
             *open += 1;
             let why = [Reason::Rule, Reason::ConfigUnreadable].map(|why| why as u32);
@@ -231,6 +235,7 @@ mod tests {
             tx_bytes: [0; 4],
             rx_bytes: [0; 4],
             is_uncounted: false,
+            rule: 0,
             tx_messages: 0,
             rx_messages: 0,
             ring_bytes: [0; 2],

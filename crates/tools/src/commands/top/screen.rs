@@ -117,6 +117,7 @@ mod tests {
             tx_bytes: [0, sent, 0, 0],
             rx_bytes: [0; PATH_SLOTS],
             is_uncounted: false,
+            rule: 0,
             tx_messages: 0,
             rx_messages: 0,
             ring_bytes: [0; 2],
