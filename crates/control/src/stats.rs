@@ -15,9 +15,11 @@
 
 mod names;
 mod read;
+mod record;
 
 pub use names::{COUNTERS, Counter, REASONS, Reason};
 pub use read::{Channel, Connection, ReadError, Snapshot};
+pub use record::{RECORD_BYTES, Record, Sums};
 
 use core::mem::size_of;
 use core::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};

@@ -6,7 +6,6 @@
 //! `tcp6` (proc_pid_net(5)). A descriptor may be closed meanwhile, or its socket be of another
 //! network namespace: then nothing is known.
 
-use netacc_control::stats::Connection;
 use rustix::io::Errno;
 use rustix::net::netlink::{SOCK_DIAG, SocketAddrNetlink};
 use rustix::net::{AddressFamily, RecvFlags, SendFlags, SocketFlags, SocketType};
@@ -16,27 +15,30 @@ use std::fs;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::path::Path;
 
-type Pair = (SocketAddr, SocketAddr);
+/// This end, and the peer's.
+pub type Pair = (SocketAddr, SocketAddr);
 /// By their inodes.
 type Sockets = HashMap<u64, Pair>;
 
-/// Fills in what the connections of the process under `directory` lack.
-pub fn complete(connections: &mut [Connection], directory: &Path) {
-    if connections.iter().all(|connection| connection.local.is_some()) {
-        return;
+/// Of descriptors of the process under `directory` both ends, of those that are connections.
+pub fn of(descriptors: &[u32], directory: &Path) -> HashMap<u32, Pair> {
+    let mut found = HashMap::new();
+    if descriptors.is_empty() {
+        return found;
     }
     let net = |directory: &Path| fs::read_link(directory.join("ns/net")).ok();
     let is_ours = net(directory).is_some_and(|it| Some(it) == net(Path::new("/proc/self")));
     let asked = is_ours.then(|| asked().ok()).flatten();
     let sockets = asked.unwrap_or_else(|| listed(directory));
-    for connection in connections.iter_mut().filter(|connection| connection.local.is_none()) {
-        let link = directory.join("fd").join(connection.fd.to_string());
+    for descriptor in descriptors {
+        let link = directory.join("fd").join(descriptor.to_string());
         let target = fs::read_link(link).unwrap_or_default();
         let inode = target.to_str().and_then(socket_inode);
-        if let Some((local, peer)) = inode.and_then(|inode| sockets.get(&inode)) {
-            (connection.local, connection.peer) = (Some(*local), Some(*peer));
+        if let Some(pair) = inode.and_then(|inode| sockets.get(&inode)) {
+            found.insert(*descriptor, *pair);
         }
     }
+    found
 }
 
 /// All that there are where the process is, from `/proc`.
@@ -257,33 +259,9 @@ mod tests {
                 // A kernel without it.
                 Err(error) => assert_eq!(error, Errno::NOTSUP),
             }
-            let new = || Connection {
-                fd: one.as_raw_fd() as u32,
-                tx_path: 0,
-                rx_path: 0,
-                reason: 0,
-                peer_pid: 0,
-                local: None,
-                peer: None,
-                tx_bytes: Default::default(),
-                rx_bytes: Default::default(),
-                is_uncounted: false,
-                rule: 0,
-                tx_messages: 0,
-                rx_messages: 0,
-                ring_bytes: [0; 2],
-                ring_used: [0; 2],
-                promotions: 0,
-                demotions: 0,
-                opened_unix_ns: 0,
-                rings: None,
-                ring_start: [0; 2],
-            };
-            let known = Connection { local: "192.0.2.1:1".parse().ok(), ..new() };
-            let mut connections = [new(), known];
-            complete(&mut connections, Path::new("/proc/self"));
-            assert_eq!((connections[0].local, connections[0].peer), (Some(pair.0), Some(pair.1)));
-            assert_eq!(connections[1].local, "192.0.2.1:1".parse().ok(), "what is known stays");
+            let asked_for = [one.as_raw_fd() as u32, u32::MAX];
+            let found = of(&asked_for, Path::new("/proc/self"));
+            assert_eq!(found, HashMap::from([(asked_for[0], pair)]));
         }
     }
 }

@@ -133,10 +133,10 @@ impl Places {
     }
 
     /// What was measured of these connections of a process; `None`: it was not looked at.
-    pub fn of<'a>(
+    pub fn of(
         &mut self,
         key: ProcessKey,
-        all: impl Iterator<Item = &'a Connection>,
+        all: impl Iterator<Item = Connection>,
     ) -> Option<Latencies> {
         let it = self.0.as_mut().filter(|it| it.key == key)?;
         let mut measured = HashMap::new();
@@ -370,20 +370,20 @@ mod tests {
         let _trace = traced(MANY);
         let (key, mut places) = ((std::process::id(), 1), Places::default());
         let shown: Vec<Connection> = [1, 500, MANY].map(numbered).into();
-        assert!(places.of(key, shown.iter()).is_none(), "it was not looked at");
+        assert!(places.of(key, shown.iter().cloned()).is_none(), "it was not looked at");
         places.look(key);
         READS.set(0);
         for _ in 0..3 {
             places.look(key);
-            let found = places.of(key, shown.iter()).unwrap();
+            let found = places.of(key, shown.iter().cloned()).unwrap();
             let p99 = shown.iter().map(|c| found.quantile(c, (Latency::Answer, 990)));
             let expected = [1000u64, 500_000, 1_000_000].map(Some);
             assert!(p99.eq(expected), "{found:?}");
         }
         assert_eq!(READS.get(), 3 * 2 * shown.len(), "a head and the times of each");
         // One that is not there; and of another process nothing is known.
-        let found = places.of(key, [numbered(MANY + 1)].iter()).unwrap();
-        assert!(found.0.is_empty() && places.of((key.0, 2), shown.iter()).is_none());
+        let found = places.of(key, [numbered(MANY + 1)].into_iter()).unwrap();
+        assert!(found.0.is_empty() && places.of((key.0, 2), shown.iter().cloned()).is_none());
         // All of them at once, for a table.
         let all = Latencies::of(key.0);
         assert_eq!(all.0.len(), MANY);

@@ -10,6 +10,7 @@ pub mod addresses;
 pub mod capture;
 pub mod command;
 pub mod commands;
+pub mod connections;
 pub mod elf;
 pub mod latencies;
 pub mod launch;

@@ -1,6 +1,6 @@
 //! Another value for a parameter of a process that runs: asks its library (`docs/design/cfg.md`).
 
-use crate::segment::{self, Segment, SegmentError, field};
+use crate::segment::{self, Depth, Segment, SegmentError, field};
 use netacc_control::config::{Answer, Key, Origin, Request, parse_rendered};
 use netacc_control::stats::{Connection, Counter, Path};
 use std::ffi::OsString;
@@ -149,12 +149,12 @@ pub struct Left {
 /// books.)
 pub fn await_tcp(pid: u32, limit: Duration) -> Option<Left> {
     let until = Instant::now() + limit;
-    let is_left = |connection: &&Connection| {
+    let is_left = |connection: &Connection| {
         [connection.tx_path, connection.rx_path].iter().any(|path| *path != Path::Tcp as u32)
     };
-    let mut known = None;
+    let (mut known, mut spare) = (None, Vec::new());
     loop {
-        let process = segment::look(pid, known).ok()?;
+        let process = segment::look(pid, known, Depth::Each(&mut spare)).ok()?;
         known = Some(process.known);
         let accelerated = process.connections.iter().filter(is_left).count() as u64;
         if accelerated == 0 || Instant::now() >= until {
@@ -162,6 +162,7 @@ pub fn await_tcp(pid: u32, limit: Duration) -> Option<Left> {
             let is_all = process.header.counters.get(without_record) == Some(&0);
             return Some(Left { accelerated, is_all });
         }
+        spare.push(process.connections);
         std::thread::sleep(PAUSE);
     }
 }

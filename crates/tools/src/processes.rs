@@ -1,6 +1,7 @@
 //! Which processes are meant: by number, by name, or all that are accelerated.
 
-use crate::segment::{self, Known, Process, SegmentError, Stranger};
+use crate::connections::Connections;
+use crate::segment::{self, Depth, Known, Process, SegmentError, Stranger};
 use std::collections::HashMap;
 use std::fmt;
 
@@ -79,12 +80,16 @@ pub struct Looks {
     known: HashMap<u32, Known>,
     /// The same of processes without the library: most of a host's.
     strangers: HashMap<u32, Stranger>,
+    /// By the processes' numbers memory of earlier looks: to have some megabytes anew each second
+    /// takes longer than to fill them.
+    spare: HashMap<u32, Vec<Connections>>,
 }
 
 impl Looks {
     /// One process, whole.
     fn read(&mut self, pid: u32) -> Result<Process, SegmentError> {
-        let mut process = segment::look(pid, self.known.get(&pid).copied())?;
+        let depth = Depth::Each(self.spare.entry(pid).or_default());
+        let mut process = segment::look(pid, self.known.get(&pid).copied(), depth)?;
         process.complete();
         self.known.insert(pid, process.known);
         Ok(process)
@@ -93,6 +98,28 @@ impl Looks {
     /// All processes that have the library, and how many could not be asked. Addresses of
     /// connections may be missing ([`Process::complete`]).
     pub fn all(&mut self) -> (Vec<Found>, usize) {
+        self.at(|_| true)
+    }
+
+    /// The same, with each connection of that process alone, and of the others no more than what
+    /// they say together.
+    pub fn of(&mut self, pid: u32) -> (Vec<Found>, usize) {
+        self.at(|other| other == pid)
+    }
+
+    /// The same, without any connection.
+    pub fn sums(&mut self) -> (Vec<Found>, usize) {
+        self.at(|_| false)
+    }
+
+    /// What an earlier look has found is not needed any more.
+    pub fn give_back(&mut self, processes: impl Iterator<Item = Process>) {
+        for process in processes.filter(|process| !process.connections.is_empty()) {
+            self.spare.entry(process.pid).or_default().push(process.connections);
+        }
+    }
+
+    fn at(&mut self, is_each: impl Fn(u32) -> bool) -> (Vec<Found>, usize) {
         let mut not_permitted = 0;
         let mut found = Vec::new();
         let mut strangers = HashMap::new();
@@ -106,7 +133,11 @@ impl Looks {
             };
             // (What it runs is asked first: by the time that its library is, it may run another.)
             let stranger = Stranger::of(pid, before.as_ref());
-            let process = segment::look(pid, self.known.get(&pid).copied());
+            let depth = match is_each(pid) {
+                true => Depth::Each(self.spare.entry(pid).or_default()),
+                false => Depth::Sums,
+            };
+            let process = segment::look(pid, self.known.get(&pid).copied(), depth);
             if has_library(&process) {
                 found.push(Found { pid, process });
             } else if matches!(process, Err(SegmentError::NotPermitted)) {
@@ -118,6 +149,7 @@ impl Looks {
         self.strangers = strangers;
         let known = found.iter().filter_map(|it| Some((it.pid, it.process.as_ref().ok()?.known)));
         self.known = known.collect();
+        self.spare.retain(|pid, _| self.known.contains_key(pid));
         (found, not_permitted)
     }
 }

@@ -9,9 +9,8 @@ use crate::show::{
 };
 use crate::table::Table;
 use crate::terminal;
-use netacc_control::stats::{Connection, Counter, Path};
+use netacc_control::stats::{Connection, Counter, PATH_SLOTS, Path};
 use serde_json::{Map, Value, json};
-use std::collections::HashMap;
 use std::time::Duration;
 
 /// Two looks at one process.
@@ -74,44 +73,34 @@ impl Change<'_> {
         std::array::from_fn(|path| of(self.after, path).saturating_sub(of(self.before, path)))
     }
 
-    /// Each open connection as it was, if it was there. (Most stand where they stood.)
-    fn with_before(&self) -> impl Iterator<Item = (&Connection, Option<&Connection>)> {
-        let key = |c: &Connection| (c.fd, c.opened_unix_ns);
-        let mut moved: Option<HashMap<_, _>> = None;
-        self.after.connections.iter().enumerate().map(move |(at, is)| {
-            let all = &self.before.connections;
-            let was = all.get(at).filter(|was| key(was) == key(is)).or_else(|| {
-                let moved = moved.get_or_insert_with(|| all.iter().map(|c| (key(c), c)).collect());
-                moved.get(&key(is)).copied()
-            });
-            (is, was)
-        })
-    }
-
-    /// Bytes that each open connection has sent and received meanwhile.
-    pub(crate) fn bytes_of_connections(&self) -> Vec<(u64, u64)> {
-        let since = |is: &Connection, was: Option<&Connection>, of: fn(&Connection) -> &[u64]| {
-            let was = was.map_or(&[][..], of).iter().chain(std::iter::repeat(&0));
-            let changes = of(is).iter().zip(was).map(|(is, was)| is.saturating_sub(*was));
+    /// Bytes that an open connection has sent and received meanwhile.
+    pub(crate) fn bytes_of(&self, index: usize) -> (u64, u64) {
+        let (all, before) = (&self.after.connections, &self.before.connections);
+        let Some(is) = all.moved(index) else { return (0, 0) };
+        let was = all.key(index).and_then(|key| before.position(key, index));
+        let [tx_was, rx_was] = was.and_then(|at| before.moved(at)).unwrap_or_default();
+        let since = |is: [u64; PATH_SLOTS], was: [u64; PATH_SLOTS]| {
+            let changes = is.iter().zip(was).map(|(is, was)| is.saturating_sub(was));
             changes.fold(0, u64::saturating_add)
         };
-        let both = |(is, was)| (since(is, was, |c| &c.tx_bytes), since(is, was, |c| &c.rx_bytes));
-        self.with_before().map(both).collect()
+        let [tx_is, rx_is] = is;
+        (since(tx_is, tx_was), since(rx_is, rx_was))
     }
 
     /// The open connections, with the bytes of this time alone.
     fn connections(&self) -> Vec<Connection> {
-        let alone = |(is, was): (&Connection, Option<&Connection>)| {
-            let mut is = is.clone();
-            let Some(was) = was else { return is };
+        let before = &self.before.connections;
+        let mut all = self.after.connections.all();
+        for (index, is) in all.iter_mut().enumerate() {
+            let was = before.position((is.fd, is.opened_unix_ns), index);
+            let Some(was) = was.and_then(|at| before.get(at)) else { continue };
             let words = is.tx_bytes.iter_mut().zip(&was.tx_bytes);
             let words = words.chain(is.rx_bytes.iter_mut().zip(&was.rx_bytes));
             words.for_each(|(is, was)| *is = is.saturating_sub(*was));
             is.tx_messages = is.tx_messages.saturating_sub(was.tx_messages);
             is.rx_messages = is.rx_messages.saturating_sub(was.rx_messages);
-            is
-        };
-        self.with_before().map(alone).collect()
+        }
+        all
     }
 
     /// The codes of reasons whose counts are others now, and by how much.

@@ -17,7 +17,7 @@ fn is_ruled(connection: &Connection) -> bool {
 impl Rules {
     /// Those that hold for its connections.
     pub(crate) fn of(process: &Process) -> Rules {
-        if !process.connections.iter().any(is_ruled) {
+        if !process.connections.iter().any(|connection| is_ruled(&connection)) {
             return Rules::default();
         }
         let (rules, _) = rendered_rules(&process.header.config);

@@ -3,9 +3,7 @@
 //! Reads `/proc` and copies the segment; never maps it, never writes. The process is not trusted:
 //! what it exposes may be cut short, changing, or nonsense.
 
-use netacc_control::stats::{
-    CONNS_OFFSET, ConnRecord, Connection, MEMFD_LINK, ReadError, Snapshot,
-};
+use netacc_control::stats::{CONNS_OFFSET, MEMFD_LINK, RECORD_BYTES, ReadError, Snapshot, Sums};
 use rustix::fs::{AtFlags, MemfdFlags, Mode, OFlags, StatxFlags, memfd_create, statx};
 use rustix::io::Errno;
 use std::ffi::OsStr;
@@ -15,9 +13,11 @@ use std::io;
 use std::os::fd::{AsFd, AsRawFd};
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
+use std::sync::OnceLock;
 use std::time::{Duration, Instant};
 
-use crate::{addresses, library};
+use crate::connections::Connections;
+use crate::library;
 
 /// What a process tells about itself.
 #[derive(Debug)]
@@ -36,8 +36,19 @@ pub struct Process {
     pub known: Known,
     /// Header of its segment.
     pub header: Snapshot,
-    /// Its open connections.
-    pub connections: Vec<Connection>,
+    /// What its open connections say together.
+    pub open: Sums,
+    /// Its open connections; none where they were not asked for ([`Depth`]).
+    pub connections: Connections,
+}
+
+/// How much of a process's open connections is asked for.
+#[derive(Debug)]
+pub enum Depth<'a> {
+    /// What they say together.
+    Sums,
+    /// Each of them, in the memory of one of these, which are not needed any more.
+    Each(&'a mut Vec<Connections>),
 }
 
 /// What of a process is not looked for at each look: it may have ten thousand descriptors, and as
@@ -180,7 +191,7 @@ fn status(directory: &Path) -> Result<String, SegmentError> {
 
 /// Reads the segment of a process.
 pub fn read(pid: u32) -> Result<Process, SegmentError> {
-    let mut process = look(pid, None)?;
+    let mut process = look(pid, None, Depth::Each(&mut Vec::new()))?;
     process.complete();
     Ok(process)
 }
@@ -195,13 +206,13 @@ impl Process {
     /// Asks the kernel for the addresses that the library has not asked for.
     pub fn complete(&mut self) {
         let directory = PathBuf::from(format!("/proc/{}", self.pid));
-        addresses::complete(&mut self.connections, &directory);
+        self.connections.complete(&directory);
     }
 }
 
 /// The same without the addresses of connections that the library has not asked for, where this is
 /// known from the last look.
-pub fn look(pid: u32, before: Option<Known>) -> Result<Process, SegmentError> {
+pub fn look(pid: u32, before: Option<Known>, depth: Depth<'_>) -> Result<Process, SegmentError> {
     let directory = PathBuf::from(format!("/proc/{pid}"));
     let status = status(&directory)?;
     let uid = field(&status, "Uid:").and_then(|ids| ids.split_whitespace().next()?.parse().ok());
@@ -211,7 +222,7 @@ pub fn look(pid: u32, before: Option<Known>) -> Result<Process, SegmentError> {
         Some(there) => there,
         None => find(&directory, own_pid)?,
     };
-    let connections = connections(&segment.file, &segment.header)?;
+    let (open, connections) = connections(&segment, depth)?;
     Ok(Process {
         known: Known::of(&segment, before, &directory)?,
         pid,
@@ -219,6 +230,7 @@ pub fn look(pid: u32, before: Option<Known>) -> Result<Process, SegmentError> {
         uid: uid.unwrap_or(0),
         uptime: uptime(&directory),
         container: lossy(&directory.join("cgroup")).ok().and_then(|groups| container(&groups)),
+        open,
         connections,
         header: segment.header,
     })
@@ -305,9 +317,15 @@ fn open(link: &Path) -> Result<Option<File>, SegmentError> {
     Ok(Some(File::open(format!("/proc/self/fd/{}", it.as_raw_fd()))?))
 }
 
-/// The device that memfds are on.
+/// The device that memfds are on: the same one until the system ends.
 pub fn device_of_memory() -> io::Result<(u32, u32)> {
-    device(memfd_create(c"netacc-compared", MemfdFlags::CLOEXEC).map_err(io::Error::from)?)
+    static KNOWN: OnceLock<(u32, u32)> = OnceLock::new();
+    if let Some(known) = KNOWN.get() {
+        return Ok(*known);
+    }
+    let memory = memfd_create(c"netacc-compared", MemfdFlags::CLOEXEC).map_err(io::Error::from)?;
+    let found = device(memory)?;
+    Ok(*KNOWN.get_or_init(|| found))
 }
 
 fn device(file: impl AsFd) -> io::Result<(u32, u32)> {
@@ -339,24 +357,36 @@ fn header(file: &File) -> Result<Snapshot, ReadError> {
     Ok(seen)
 }
 
-fn connections(file: &File, header: &Snapshot) -> Result<Vec<Connection>, SegmentError> {
+/// What the open connections say, and each where that is asked for. (In blocks that the nearest
+/// cache holds: nothing of ten thousand connections that only count is written to memory.)
+fn connections(segment: &Segment, depth: Depth<'_>) -> Result<(Sums, Connections), SegmentError> {
     const BYTES_MAX: u64 = 1 << 30;
+    const BLOCK: usize = 256 * RECORD_BYTES;
+    let (file, header) = (&segment.file, &segment.header);
     let there = file.metadata()?.len().saturating_sub(CONNS_OFFSET as u64);
     let wanted = (header.conns_bytes() as u64).min(there).min(BYTES_MAX);
-    // (What the process says of its size is no reason to take so much.)
-    let records = wanted as usize / size_of::<ConnRecord>();
-    let mut connections = Vec::with_capacity(records.min(1 << 16));
-    let mut block = vec![0; 1 << 20];
+    let (mut sums, mut each, mut block) = (Sums::default(), None, Vec::new());
+    match depth {
+        Depth::Sums => block.resize(BLOCK, 0),
+        Depth::Each(spare) => each = Some(Connections::reusing(spare.pop().unwrap_or_default())),
+    }
     let mut at = 0;
     while at < wanted {
-        let length = (wanted - at).min(block.len() as u64) as usize;
-        let part = &mut block[..length];
-        file.read_exact_at(part, CONNS_OFFSET as u64 + at)?;
-        connections.extend(Connection::read_all(part));
-        at += length as u64;
+        let length = (wanted - at).min(BLOCK as u64);
+        let read = |part: &mut [u8]| file.read_exact_at(part, CONNS_OFFSET as u64 + at);
+        match &mut each {
+            Some(each) => sums.add(each.read(length as usize, read)?),
+            None => {
+                let part = &mut block[..length as usize];
+                read(part)?;
+                sums.add(part);
+            }
+        }
+        at += length;
     }
-    connections.sort_unstable_by_key(|connection| (connection.fd, connection.opened_unix_ns));
-    Ok(connections)
+    let mut each = each.unwrap_or_default();
+    each.sort();
+    Ok((sums, each))
 }
 
 /// The name of a process, as the kernel has it.

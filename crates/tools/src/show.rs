@@ -9,9 +9,7 @@ use crate::selection::Selection;
 use crate::table::Table;
 use crate::terminal::{self, COLUMNS};
 use netacc_control::config::parse_rendered;
-use netacc_control::stats::{
-    COUNTERS, Channel, ChannelState, Connection, Counter, Path, REASON_SLOTS, Reason,
-};
+use netacc_control::stats::{COUNTERS, Channel, ChannelState, Connection, Counter, Path, Reason};
 use serde_json::{Map, Value, json};
 use std::fmt::Write as _;
 use std::net::{IpAddr, SocketAddr};
@@ -176,7 +174,8 @@ fn by_path(values: &[u64]) -> Map<String, Value> {
 
 fn sockets_json(process: &Process, view: &View<'_>) -> Vec<Value> {
     let measured = Latencies::of(process.pid);
-    let shown = view.selection.of(&process.connections, measured.by(view.selection.order));
+    let all = process.connections.all();
+    let shown = view.selection.of(&all, measured.by(view.selection.order));
     let rules = Rules::of(process);
     shown.into_iter().map(|connection| socket_json(connection, &rules, &measured)).collect()
 }
@@ -325,7 +324,8 @@ fn short_sockets_text(process: &Process, view: &View<'_>) -> String {
     let mut table = Table::new(&[">Fd", "Local", "Peer", "Path", "Reason", ">Sent", ">Received"]);
     let order = view.selection.order;
     let measured = Latencies::wanted(process.pid, order);
-    let shown = view.selection.of(&process.connections, measured.by(order));
+    let all = process.connections.all();
+    let shown = view.selection.of(&all, measured.by(order));
     for connection in &shown {
         table.row([
             connection.fd.to_string(),
@@ -341,7 +341,7 @@ fn short_sockets_text(process: &Process, view: &View<'_>) -> String {
 }
 
 fn open_connections(process: &Process, view: &View<'_>, shown: usize) -> String {
-    let all = process.connections.len();
+    let all = process.open.connections;
     let count = if view.selection.is_all() { all.to_string() } else { format!("{shown} of {all}") };
     format!("{}: {count} open connections", title(process))
 }
@@ -382,7 +382,8 @@ fn sockets_text(process: &Process, view: &View<'_>) -> String {
     let mut table = Table::new(&headings);
     let (measured, rules) = (Latencies::of(process.pid), Rules::of(process));
     let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
-    let shown = view.selection.of(&process.connections, measured.by(view.selection.order));
+    let all = process.connections.all();
+    let shown = view.selection.of(&all, measured.by(view.selection.order));
     for connection in &shown {
         let opened = Duration::from_nanos(connection.opened_unix_ns);
         let counted = |count: u64| {
@@ -710,7 +711,7 @@ pub(crate) fn bytes_by_path(process: &Process) -> [(u64, u64); Path::ALL.len()] 
 
 /// Every counter, by code, with what the open connections have moved.
 pub(crate) fn totals(process: &Process) -> [u64; COUNTERS] {
-    process.header.totals(&process.connections)
+    process.header.totals(&process.open)
 }
 
 /// Memory of all channels on a path.
@@ -723,13 +724,7 @@ fn memory(process: &Process, path: Path) -> u64 {
 /// Of each reason that occurred its code, how many connections are open with it, and how many there
 /// have been.
 pub(crate) fn reasons(process: &Process) -> impl Iterator<Item = (u32, u64, u64)> {
-    let mut open = [0u64; REASON_SLOTS];
-    for connection in &process.connections {
-        if let Some(open) = open.get_mut(connection.reason as usize) {
-            *open += 1;
-        }
-    }
-    let reasons = (0u32..).zip(open).zip(process.header.reasons);
+    let reasons = (0u32..).zip(process.open.reasons).zip(process.header.reasons);
     let reasons = reasons.map(|((code, open), total)| (code, open, total));
     reasons.filter(|(_, open, total)| *open != 0 || *total != 0)
 }

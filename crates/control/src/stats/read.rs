@@ -5,9 +5,9 @@
 //! needed. The writer is not trusted: every length is checked, every code may be unknown.
 
 use super::{
-    CHANNEL_SLOTS, CONFIG_BYTES, CONNS_OFFSET, COUNTER_SLOTS, COUNTERS, ChannelRecord, ConnRecord,
-    Counter, Header, MAGIC, PATH_SLOTS, Path, REASON_SLOTS, RECORD_OPEN, REMOTE_SLOTS, RULE_SHIFT,
-    Rings, UNCOUNTED, VERSION, unpack_ip,
+    CHANNEL_SLOTS, CONFIG_BYTES, CONNS_OFFSET, COUNTER_SLOTS, ChannelRecord, ConnRecord, Header,
+    MAGIC, PATH_SLOTS, Path, REASON_SLOTS, RECORD_OPEN, REMOTE_SLOTS, RULE_SHIFT, Rings, UNCOUNTED,
+    VERSION, unpack_ip,
 };
 use alloc::string::String;
 use alloc::vec::Vec;
@@ -189,31 +189,6 @@ impl Snapshot {
         self.answer != 0 && self.answer & 0xff == 0
     }
 
-    /// Every counter, by code, with what the given connections, which are open, have moved: the
-    /// segment counts that of connections that have ended. Never more than there has been, if the
-    /// records were read behind this header (`ConnRecord::close` comes first, and what it counts
-    /// for behind it). What a connection has moved that ends between the two is missing this once.
-    pub fn totals(&self, open: &[Connection]) -> [u64; COUNTERS] {
-        let mut all =
-            core::array::from_fn(|code| self.counters.get(code).copied().unwrap_or_default());
-        let mut add = |counter: Counter, more: u64| {
-            if let Some(sum) = all.get_mut(counter as usize) {
-                *sum = u64::saturating_add(*sum, more);
-            }
-        };
-        for connection in open {
-            for (path, (tx, rx)) in
-                Path::ALL.into_iter().zip(connection.tx_bytes.iter().zip(&connection.rx_bytes))
-            {
-                add(Counter::bytes_tx(path), *tx);
-                add(Counter::bytes_rx(path), *rx);
-            }
-            add(Counter::MessagesTx, connection.tx_messages);
-            add(Counter::MessagesRx, connection.rx_messages);
-        }
-        all
-    }
-
     /// How many bytes of connection records follow the header that are worth reading.
     pub fn conns_bytes(&self) -> usize {
         let records = self.conn_high_water.min(self.conn_capacity) as usize;
@@ -350,12 +325,14 @@ pub(super) fn library(packed: u64) -> Option<[u16; 3]> {
     (packed != 0).then_some([(packed >> 32) as u16, (packed >> 16) as u16, packed as u16])
 }
 
-fn u32_at(bytes: &[u8], at: usize) -> u32 {
+#[inline]
+pub(super) fn u32_at(bytes: &[u8], at: usize) -> u32 {
     let word = bytes.get(at..).and_then(|from| from.first_chunk());
     word.map_or(0, |word| u32::from_ne_bytes(*word))
 }
 
-fn u64_at(bytes: &[u8], at: usize) -> u64 {
+#[inline]
+pub(super) fn u64_at(bytes: &[u8], at: usize) -> u64 {
     let word = bytes.get(at..).and_then(|from| from.first_chunk());
     word.map_or(0, |word| u64::from_ne_bytes(*word))
 }
@@ -370,7 +347,8 @@ fn counts_at<const N: usize>(bytes: &[u8], at: usize) -> [u64; N] {
     u64s_at(bytes, at).map(|n| if n > i64::MAX.cast_unsigned() { 0 } else { n })
 }
 
-fn u64s_at<const N: usize>(bytes: &[u8], at: usize) -> [u64; N] {
+#[inline]
+pub(super) fn u64s_at<const N: usize>(bytes: &[u8], at: usize) -> [u64; N] {
     core::array::from_fn(|index| u64_at(bytes, at + index * 8))
 }
 

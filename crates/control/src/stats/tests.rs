@@ -312,7 +312,10 @@ fn garbage_is_refused_or_read_without_harm() {
     let connections: Vec<Connection> = Connection::read_all(&record).collect();
     assert_eq!(connections.len(), 1);
     assert_eq!(connections[0].local, None);
-    assert_eq!(snapshot.totals(&connections), [u64::MAX; COUNTERS]);
+    let mut sums = Sums::default();
+    sums.add(&record);
+    assert_eq!((sums.connections, sums.tx_bytes), (1, [u64::MAX; PATH_SLOTS]));
+    assert_eq!(snapshot.totals(&sums), [u64::MAX; COUNTERS]);
 }
 
 #[test]
@@ -339,8 +342,13 @@ fn totals_are_of_open_connections_too() {
         put(&mut record, at, n);
     }
     let snapshot = Snapshot::read(&bytes).unwrap();
-    let open = Connection::read_closed(&record);
-    let totals = snapshot.totals(&[open.clone(), open]);
+    let mut sums = Sums::default();
+    // (The one in between is over.)
+    let over = record;
+    record[..4].copy_from_slice(&RECORD_OPEN.to_ne_bytes());
+    sums.add(&[record, over, record].concat());
+    assert_eq!((sums.connections, sums.reasons[0]), (2, 2));
+    let totals = snapshot.totals(&sums);
     for (counter, total) in Counter::ALL.iter().zip(totals) {
         let is = match counter {
             Counter::Accepted => 7,

@@ -2,7 +2,7 @@
 //! bounded number of inputs (`../hostile.rs`) and for cargo-fuzz (`/fuzz`).
 
 use netacc_control::config::{Answer, Request, parse_rendered, rendered_rules};
-use netacc_control::stats::{CONNS_OFFSET, Connection, Snapshot};
+use netacc_control::stats::{CONNS_OFFSET, Connection, Snapshot, Sums};
 use netacc_control::trace::{Head, LatenciesText, RING_HEAD_BYTES, RingText};
 
 /// Its first byte says which reader it is for: 0, 1 or another one; the rest is for that one.
@@ -21,7 +21,10 @@ fn segment(bytes: &[u8]) {
     let there = bytes.get(CONNS_OFFSET..).unwrap_or(&[]);
     let records = there.get(..header.conns_bytes()).unwrap_or(there);
     let open: Vec<Connection> = Connection::read_all(records).collect();
-    for (ended, all) in header.totals(&[]).into_iter().zip(header.totals(&open)) {
+    let mut sums = Sums::default();
+    sums.add(records);
+    assert_eq!(sums, summed(&open), "what is read for a sum is what is read for all");
+    for (ended, all) in header.totals(&Sums::default()).into_iter().zip(header.totals(&sums)) {
         assert!(ended <= all, "sums do not run over");
     }
     for (used, size) in open.iter().flat_map(|c| [c.tx_ring(), c.rx_ring()]).flatten() {
@@ -29,6 +32,22 @@ fn segment(bytes: &[u8]) {
     }
     let _ = (header.is_changing(), Answer::of(header.answer, header.answer >> 8));
     text(&header.config);
+}
+
+fn summed(open: &[Connection]) -> Sums {
+    let add = |to: &mut u64, more: u64| *to = to.saturating_add(more);
+    let mut sums = Sums { connections: open.len() as u64, ..Sums::default() };
+    for connection in open {
+        let bytes = sums.tx_bytes.iter_mut().zip(connection.tx_bytes);
+        let bytes = bytes.chain(sums.rx_bytes.iter_mut().zip(connection.rx_bytes));
+        bytes.for_each(|(to, more)| add(to, more));
+        add(&mut sums.tx_messages, connection.tx_messages);
+        add(&mut sums.rx_messages, connection.rx_messages);
+        if let Some(count) = sums.reasons.get_mut(connection.reason as usize) {
+            *count += 1;
+        }
+    }
+    sums
 }
 
 /// The file of a trace, of which what is behind a ring is what it says when it is read again.

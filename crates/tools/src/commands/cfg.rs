@@ -124,7 +124,7 @@ impl Parameters {
 /// the status.
 fn meant(matches: &ArgMatches) -> Result<Vec<u32>, c_int> {
     if matches.get_flag("all") {
-        let (found, not_permitted) = Looks::default().all();
+        let (found, not_permitted) = Looks::default().sums();
         if not_permitted > 0 && !rustix::process::geteuid().is_root() {
             complain("processes of other users are left alone: root has them all");
         }

@@ -56,7 +56,7 @@ struct State {
 
 /// What there is to say at this moment.
 fn now(state: &mut State, format: Format) -> String {
-    let (found, not_permitted) = state.looks.all();
+    let (found, not_permitted) = state.looks.sums();
     render(&found, not_permitted, &mut state.past, format)
 }
 

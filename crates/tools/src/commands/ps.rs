@@ -17,7 +17,7 @@ pub fn main(matches: &ArgMatches) -> c_int {
 
 /// The same for `tool`.
 pub fn show(tool: &str, is_json: bool, is_wide: bool) -> c_int {
-    let (found, not_permitted) = Looks::default().all();
+    let (found, not_permitted) = Looks::default().sums();
     if is_json {
         return print(tool, &format!("{:#}\n", show::processes_json(&found)));
     }

@@ -151,10 +151,9 @@ fn readable(found: Vec<Found>) -> (Vec<Process>, c_int) {
     (read, status)
 }
 
-/// All processes that have the library, and that may be read; with `says`, it is said of the others
-/// that there are some.
-fn all_of_host(looks: &mut Looks, says: bool) -> Vec<Process> {
-    let (found, not_permitted) = looks.all();
+/// All processes that have the library, and that may be read, as they were found; with `says`, it
+/// is said of the others that there are some.
+fn all_of_host((found, not_permitted): (Vec<Found>, usize), says: bool) -> Vec<Process> {
     if !says {
         return found.into_iter().filter_map(|it| it.process.ok()).collect();
     }
@@ -168,7 +167,7 @@ fn all_of_host(looks: &mut Looks, says: bool) -> Vec<Process> {
 
 /// The same with the addresses of all connections.
 fn all_whole(looks: &mut Looks, says: bool) -> Vec<Process> {
-    let mut all = all_of_host(looks, says);
+    let mut all = all_of_host(looks.all(), says);
     all.iter_mut().for_each(Process::complete);
     all
 }
@@ -251,7 +250,8 @@ impl Watch<'_> {
                     return 0;
                 }
             }
-            before = Some((now, after));
+            let old = before.replace((now, after));
+            looks.give_back(old.into_iter().flat_map(|(_, processes)| processes));
             std::thread::sleep(self.pause);
         }
     }
@@ -260,7 +260,7 @@ impl Watch<'_> {
     fn look(&self, looks: &mut Looks, first: bool) -> Result<Vec<Process>, Unknown> {
         match self.words {
             // (Connections, and their addresses, are not shown there.)
-            [] if self.is_overview => Ok(all_of_host(looks, first)),
+            [] if self.is_overview => Ok(all_of_host(looks.sums(), first)),
             [] => Ok(all_whole(looks, first)),
             words => processes::named_again(words, looks).map(|found| readable(found).0),
         }

@@ -260,7 +260,7 @@ fn connections(process: &Process, findings: &mut Findings) {
         format!("{total} so far, {accelerated} accelerated{of_all}; open: {}", open.join(", ")),
     );
     for (code, count) in (0u32..).zip(process.header.reasons) {
-        let now = process.connections.iter().filter(|connection| connection.reason == code).count();
+        let now = process.open.reasons.get(code as usize).copied().unwrap_or(0);
         let Some(reason) = Reason::from_code(code) else {
             if count > 0 {
                 let found = format!("{count} connections: {}", reason_name(code));

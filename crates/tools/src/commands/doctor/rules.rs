@@ -55,10 +55,10 @@ pub fn of_process(process: &Process, user: u32, findings: &mut Findings) {
     }
     let listening = listening_ports(&format!("/proc/{}", process.pid));
     let mut counts = vec![(0usize, 0usize); rules.len()];
-    for connection in &process.connections {
+    for connection in process.connections.iter() {
         let first = match connection.rule {
             // (Its library, which is older, does not say so; or it has not been looked up yet.)
-            0 => subject(connection, &listening, user)
+            0 => subject(&connection, &listening, user)
                 .and_then(|of| rules.iter().position(|rule| rule.holds(&of))),
             tag => rules.iter().position(|rule| rule.tag() == tag),
         };

@@ -210,12 +210,12 @@ impl Server {
             "/page.js" => ok("text/javascript; charset=utf-8", SCRIPT.to_owned()),
             "/page.css" => ok("text/css; charset=utf-8", STYLE.to_owned()),
             "/processes.json" => {
-                let found = self.state().looks.all().0;
+                let found = self.state().looks.sums().0;
                 ok("application/json", show::processes_json(&found).to_string())
             }
             "/latencies.json" => {
                 let mut state = self.state();
-                let found = state.looks.all().0;
+                let found = state.looks.sums().0;
                 let all: Vec<_> = found.iter().filter_map(|f| f.process.as_ref().ok()).collect();
                 let all = state.past.latencies(&all);
                 ok("application/json", latencies::page_json(&all).to_string())

@@ -127,22 +127,12 @@ pub(super) struct App {
 /// Of a process its number, of a connection its descriptor, and since when.
 type Identity = (u32, u64);
 
-/// A row of a table: which one it is, and what rows are ordered by. (There may be ten thousand, of
-/// which fifty are seen: [`App::cells`].)
+/// A row of a table: which one it is. (There may be ten thousand, of which fifty are seen: what
+/// stands in them [`App::cells`] says.)
 pub(super) struct Row {
     /// Where it stands among the processes, or the connections of the one that is shown.
     index: usize,
     identity: Identity,
-    sent: f64,
-    received: f64,
-    /// Where rows are ordered by it.
-    name: String,
-}
-
-impl Row {
-    fn traffic(&self) -> f64 {
-        self.sent + self.received
-    }
 }
 
 impl App {
@@ -165,10 +155,17 @@ impl App {
 
     /// Looks at all processes.
     pub(super) fn look(&mut self) {
-        if self.is_paused {
-            return;
+        if !self.is_paused {
+            self.look_now();
         }
-        let (mut found, not_permitted) = self.looks.all();
+    }
+
+    fn look_now(&mut self) {
+        // (Of the others nobody sees the connections: that is megabytes not to be written.)
+        let (mut found, not_permitted) = match self.pid {
+            Some(pid) => self.looks.of(pid),
+            None => self.looks.all(),
+        };
         if let Some(shown) = found.iter_mut().find(|found| Some(found.pid) == self.pid)
             && let Ok(process) = &mut shown.process
         {
@@ -181,6 +178,15 @@ impl App {
         }
         self.answers = answers;
         self.look_closer();
+    }
+
+    /// Who comes from one process's connections and enters another's before the next look finds
+    /// none: these were not read.
+    fn look_where_none_was_read(&mut self) {
+        let lacks = |it: &Process| it.connections.is_empty() && it.open.connections > 0;
+        if self.shown().is_some_and(lacks) {
+            self.look_now();
+        }
     }
 
     /// Reads how long the answers of the connections in these rows take.
@@ -209,6 +215,8 @@ impl App {
     }
 
     pub(super) fn learn(&mut self, found: Vec<Found>, not_permitted: usize, at: Instant) {
+        let old = self.before.take().into_iter().flat_map(|look| look.found);
+        self.looks.give_back(old.filter_map(|found| found.process.ok()));
         self.before = self.now.replace(Look { at, found, not_permitted });
     }
 
@@ -236,12 +244,13 @@ impl App {
                     self.row_outside = self.row;
                     (self.pid, self.at) = (Some(pid), None);
                     self.row = 0;
+                    self.look_where_none_was_read();
                 }
             }
             Key::Enter => {
                 let row = self.rows().into_iter().nth(self.row);
                 let of = |process: &Process, row: Row| {
-                    Some(Story::new(process, process.connections.get(row.index)?))
+                    Some(Story::new(process, &process.connections.get(row.index)?))
                 };
                 self.story = self.shown().zip(row).and_then(|(process, row)| of(process, row));
                 self.look_closer();
@@ -314,62 +323,87 @@ impl App {
     }
 
     pub(super) fn rows(&self) -> Vec<Row> {
-        let mut rows = match self.pid {
-            Some(_) => self.connections(),
-            None => self.all().enumerate().map(|of| self.process(of)).collect(),
+        let row = |(index, identity)| Row { index, identity };
+        let mut rows: Vec<Row> = match self.pid {
+            Some(_) => {
+                let shown = self.shown().into_iter();
+                shown.flat_map(|it| it.connections.keys()).enumerate().map(row).collect()
+            }
+            None => self.all().map(key).enumerate().map(row).collect(),
         };
         match self.order {
             Order::Number => {}
-            Order::Traffic => rows.sort_by(|a, b| b.traffic().total_cmp(&a.traffic())),
-            Order::Name => rows.sort_by(|a, b| a.name.cmp(&b.name)),
+            // (Most sent and received first.)
+            Order::Traffic => {
+                let rates = self.rates();
+                let of = |row: &Row| rates.get(row.index).map_or(0.0, |(tx, rx)| tx + rx);
+                rows.sort_by(|a, b| of(b).total_cmp(&of(a)));
+            }
+            Order::Name => rows.sort_by_cached_key(|row| self.name(row)),
         }
         rows
     }
 
-    fn process(&self, (index, process): (usize, &Process)) -> Row {
-        let change = self.change(process);
-        let (sent, received) = change.map_or((0.0, 0.0), |change| change.bytes_per_second());
-        Row { index, identity: key(process), sent, received, name: one_line(&process.name) }
+    /// What a row is ordered by where rows are by name.
+    fn name(&self, row: &Row) -> String {
+        match self.pid {
+            None => self.all().nth(row.index).map(|process| one_line(&process.name)),
+            Some(_) => self
+                .shown()
+                .and_then(|process| process.connections.get(row.index))
+                .map(|connection| address(connection.peer)),
+        }
+        .unwrap_or_default()
     }
 
-    fn connections(&self) -> Vec<Row> {
+    /// Bytes that processes, or the connections of one, send and receive in a second, as they stand
+    /// there.
+    fn rates(&self) -> Vec<(f64, f64)> {
+        match self.pid {
+            None => self.all().map(|process| self.process_rate(process)).collect(),
+            Some(_) => {
+                let Some(process) = self.shown() else { return Vec::new() };
+                let change = self.change(process);
+                let all = 0..process.connections.len();
+                all.map(|index| connection_rate(change.as_ref(), index)).collect()
+            }
+        }
+    }
+
+    fn process_rate(&self, process: &Process) -> (f64, f64) {
+        self.change(process).map_or((0.0, 0.0), |change| change.bytes_per_second())
+    }
+
+    /// What stands in these rows, column by column.
+    pub(super) fn cells(&self, rows: &[Row]) -> Vec<Vec<String>> {
+        let text = |(sent, received): (f64, f64)| [size(sent as u64), size(received as u64)];
+        if self.pid.is_none() {
+            let all: Vec<&Process> = self.all().collect();
+            let of = |row: &Row| all.get(row.index).copied();
+            let cells = |process| process_cells(process, text(self.process_rate(process)));
+            return rows.iter().map(|row| of(row).map(cells).unwrap_or_default()).collect();
+        }
         let Some(process) = self.shown() else { return Vec::new() };
         let change = self.change(process);
-        let bytes = change.as_ref().map(Change::bytes_of_connections).unwrap_or_default();
-        let seconds = change.map_or(1.0, |change| change.time.as_secs_f64().max(1e-3));
-        let row = |(index, connection): (usize, &Connection)| {
-            let (sent, received) = bytes.get(index).copied().unwrap_or_default();
-            Row {
-                index,
-                identity: (connection.fd, connection.opened_unix_ns),
-                sent: sent as f64 / seconds,
-                received: received as f64 / seconds,
-                name: match self.order {
-                    Order::Name => address(connection.peer),
-                    _ => String::new(),
-                },
-            }
+        let cells = |row: &Row| {
+            let connection = process.connections.get(row.index)?;
+            let rates = text(connection_rate(change.as_ref(), row.index));
+            Some(connection_cells(&connection, rates, self.answer_p99(&connection)))
         };
-        process.connections.iter().enumerate().map(row).collect()
-    }
-
-    /// What stands in a row, column by column.
-    pub(super) fn cells(&self, row: &Row) -> Vec<String> {
-        let rates = [size(row.sent as u64), size(row.received as u64)];
-        let cells = match self.pid {
-            None => self.all().nth(row.index).map(|process| process_cells(process, rates)),
-            Some(_) => {
-                let all = self.shown().map_or(&[][..], |process| &process.connections);
-                all.get(row.index).map(|it| connection_cells(it, rates, self.answer_p99(it)))
-            }
-        };
-        cells.unwrap_or_default()
+        rows.iter().map(|row| cells(row).unwrap_or_default()).collect()
     }
 
     fn answer_p99(&self, connection: &Connection) -> Option<u64> {
         let (_, measured) = self.measured.as_ref().filter(|(pid, _)| Some(*pid) == self.pid)?;
         measured.quantile(connection, (Latency::Answer, 990))
     }
+}
+
+/// Bytes that a connection sends and receives in a second.
+fn connection_rate(change: Option<&Change<'_>>, index: usize) -> (f64, f64) {
+    let Some(change) = change else { return (0.0, 0.0) };
+    let ((sent, received), seconds) = (change.bytes_of(index), change.time.as_secs_f64().max(1e-3));
+    (sent as f64 / seconds, received as f64 / seconds)
 }
 
 /// Which process it is, whoever had its number before.

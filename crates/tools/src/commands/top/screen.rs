@@ -55,8 +55,7 @@ pub(super) fn draw(frame: &mut Frame<'_>, app: &mut App) {
     let first = app.row.saturating_sub(room.saturating_sub(1));
     let seen = rows.get(first..rows.len().min(first.saturating_add(room))).unwrap_or_default();
     app.measure_rows(seen);
-    let body = seen.iter().map(|row| {
-        let cells = app.cells(row);
+    let body = app.cells(seen).into_iter().map(|cells| {
         let cell = |at| cells.get(at).map_or("", String::as_str);
         Row::new(shown_columns().map(|(at, column)| of(column, cell(at))).collect::<Vec<_>>())
     });
@@ -97,40 +96,59 @@ fn help(app: &App, width: u16) -> String {
 mod tests {
     use super::super::app::Key;
     use super::*;
+    use crate::connections::Connections;
     use crate::latencies::Latencies;
     use crate::processes::Found;
     use crate::segment::{Known, Process};
-    use netacc_control::stats::{COUNTER_SLOTS, Connection, PATH_SLOTS, REASON_SLOTS, Snapshot};
+    use netacc_control::stats::{
+        COUNTER_SLOTS, ConnRecord, Connection, Path, REASON_SLOTS, RECORD_BYTES, Snapshot, Sums,
+    };
     use ratatui::Terminal;
     use ratatui::backend::TestBackend;
+    use std::io::Read;
+    use std::mem::offset_of;
     use std::time::{Duration, Instant};
 
-    fn connection(fd: u32, sent: u64) -> Connection {
-        Connection {
-            fd,
-            tx_path: 1,
-            rx_path: 1,
-            reason: 0,
-            peer_pid: 0,
-            local: "127.0.0.1:6379".parse().ok(),
-            peer: format!("[2001:db8::1234:5678]:{}", 40_000 + fd).parse().ok(),
-            tx_bytes: [0, sent, 0, 0],
-            rx_bytes: [0; PATH_SLOTS],
-            is_uncounted: false,
-            rule: 0,
-            tx_messages: 0,
-            rx_messages: 0,
-            ring_bytes: [0; 2],
-            ring_used: [0; 2],
-            promotions: 2,
-            demotions: 0,
-            opened_unix_ns: 1,
-            rings: None,
-            ring_start: [0; 2],
+    /// The record of an open connection from 2001:db8::1 to 2001:db8::1234:5678.
+    fn record(fd: u32, sent: u64) -> [u8; RECORD_BYTES] {
+        let mut bytes = [0; RECORD_BYTES];
+        let mut put = |at: usize, word: &[u8]| bytes[at..at + word.len()].copy_from_slice(word);
+        for (at, word) in [
+            (offset_of!(ConnRecord, state), 1),
+            (offset_of!(ConnRecord, fd), fd),
+            (offset_of!(ConnRecord, tx_path), 1),
+            (offset_of!(ConnRecord, rx_path), 1),
+            (offset_of!(ConnRecord, family), 10),
+            (offset_of!(ConnRecord, local_port), 6379),
+            (offset_of!(ConnRecord, peer_port), 40_000 + fd),
+            (offset_of!(ConnRecord, promotions), 2),
+            (offset_of!(ConnRecord, opened_unix_ns), 1),
+        ] {
+            put(at, &word.to_ne_bytes());
         }
+        for (at, [high, low]) in [
+            (offset_of!(ConnRecord, local_addr), [0x2001_0db8 << 32, 1]),
+            (offset_of!(ConnRecord, peer_addr), [0x2001_0db8 << 32, 0x1234_5678]),
+        ] {
+            put(at, &u64::to_ne_bytes(high));
+            put(at + 8, &u64::to_ne_bytes(low));
+        }
+        put(offset_of!(ConnRecord, tx_bytes) + 8 * Path::Shm as usize, &sent.to_ne_bytes());
+        bytes
     }
 
-    fn process(pid: u32, name: &str, connections: Vec<Connection>) -> Found {
+    fn connection(fd: u32, sent: u64) -> Connection {
+        Connection::read(&record(fd, sent)).unwrap()
+    }
+
+    fn process(pid: u32, name: &str, records: &[[u8; RECORD_BYTES]]) -> Found {
+        let mut connections = Connections::default();
+        let bytes = records.as_flattened();
+        let mut from = bytes;
+        connections.read(bytes.len(), |to| from.read_exact(to)).unwrap();
+        connections.sort();
+        let mut open = Sums::default();
+        open.add(bytes);
         let header = Snapshot {
             pid,
             requests: None,
@@ -140,7 +158,7 @@ mod tests {
             protocol: Some(11),
             conn_capacity: 8,
             conn_high_water: 8,
-            open_by_path: [1, connections.len() as u64, 0, 345],
+            open_by_path: [1, open.connections, 0, 345],
             total_by_path: [1, 9, 0, 0],
             reasons: [0; REASON_SLOTS],
             counters: [0; COUNTER_SLOTS],
@@ -155,6 +173,7 @@ mod tests {
             container: None,
             known: Known::sample(pid == 2),
             header,
+            open,
             connections,
         };
         Found { pid, process: Ok(process) }
@@ -165,11 +184,10 @@ mod tests {
         let mut app = App::new(None);
         let begin = Instant::now();
         for (sent, at) in [(0, begin), (2 << 20, begin + Duration::from_secs(1))] {
-            let connections = (3..200).map(|fd| connection(fd, sent * u64::from(fd == 150)));
-            let found = vec![
-                process(1, "redis\u{1b}[2J\nserver", connections.collect()),
-                process(2, "idle", Vec::new()),
-            ];
+            let records: Vec<_> =
+                (3..200).map(|fd| record(fd, sent * u64::from(fd == 150))).collect();
+            let found =
+                vec![process(1, "redis\u{1b}[2J\nserver", &records), process(2, "idle", &[])];
             app.learn(found, 3, at);
         }
         app
@@ -279,7 +297,7 @@ mod tests {
                 app.press(Key::Enter);
                 let shown = picture(&mut app, width, height).join("\n");
                 let is_whole = width >= 90 && height >= 10;
-                for word in ["fd 8: 127.0.0.1:6379 > [2001:db8::1234:5678]:40008", "Esc back"] {
+                for word in ["fd 8: [2001:db8::1]:6379 > [2001:db8::1234:5678]:40008", "Esc back"] {
                     assert!(!is_whole || shown.contains(word), "{word}: {shown}");
                 }
                 assert!(!app.press(Key::Back) && app.story.is_none());

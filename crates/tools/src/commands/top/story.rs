@@ -58,7 +58,7 @@ impl Story {
         let process = process.filter(|it| it.header.started_unix_ns == self.started_unix_ns);
         self.is_open = process.is_some_and(|process| {
             let identity = (self.fd, self.opened_unix_ns);
-            process.connections.iter().any(|it| (it.fd, it.opened_unix_ns) == identity)
+            process.connections.position(identity, 0).is_some()
         });
         let mut trace = match (self.trace.take(), process) {
             (None, Some(process)) => trace::of_process(process.pid),
