@@ -18,7 +18,7 @@ pub use read::{Ended, Head, ReadError, RingText, State};
 pub use table::{Back, Event, Field, Meaning, Slow, Table, write_table};
 
 use crate::stats::{LIBRARY, PATH_SLOTS, store_ip};
-use core::mem::size_of;
+use core::mem::{offset_of, size_of};
 use core::net::SocketAddr;
 use core::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 use core::sync::atomic::{AtomicU8, AtomicU32, AtomicU64};
@@ -65,8 +65,14 @@ pub const LAST_TO_NS: u64 = 1 << 24;
 /// Of [`Header::ended`].
 pub const BECAME_ANOTHER: u32 = 2;
 
+/// Each mark of [`Header::changes`] stands for 1 << so many bytes of the file.
+pub const CHANGE_SHIFT: u32 = 16;
+/// A mark changes at most once in about 1 << so many nanoseconds.
+const CHANGE_NS_SHIFT: u32 = 20;
+const CHANGES: usize = 576;
+
 const TABLE_AT: usize = 256;
-const TABLE_BYTES: usize = HEADER_BYTES - TABLE_AT;
+const TABLE_BYTES: usize = HEADER_BYTES - TABLE_AT - CHANGES * size_of::<u32>();
 
 /// Start of the file.
 #[repr(C, align(64))]
@@ -112,10 +118,24 @@ pub struct Header {
     /// When an event was last recorded, by the clock of the events, to [`LAST_TO_NS`]; 0: it is not
     /// known.
     pub last_ns: AtomicU64,
+    /// Where `changes` begins; 0: there are no such marks. (Zero before there were, as what
+    /// follows.)
+    pub changes_at: AtomicU32,
+    /// How many there are.
+    pub changes_count: AtomicU32,
+    /// [`CHANGE_SHIFT`].
+    pub changes_shift: AtomicU32,
     /// Zero.
-    pub reserved: [AtomicU64; 18],
+    pub reserved_half: AtomicU32,
+    /// Zero.
+    pub reserved: [AtomicU64; 16],
     /// The events in words ([`write_table`]).
     pub table: [AtomicU8; TABLE_BYTES],
+    /// When an event was last recorded in a ring that begins in that part of the file, in about
+    /// milliseconds of the clock of the events. Who follows a trace looks into the parts whose mark
+    /// is another one than before, and in those where it is young: two events in one millisecond
+    /// leave one mark.
+    pub changes: [AtomicU32; CHANGES],
 }
 
 /// One connection's events, or the process's.
@@ -180,9 +200,10 @@ pub struct Ring {
 const _: () = {
     assert!(size_of::<Header>() == HEADER_BYTES);
     assert!(size_of::<Ring>() == RING_BYTES);
-    assert!(core::mem::offset_of!(Header, table) == TABLE_AT);
-    assert!(core::mem::offset_of!(Ring, events) == RING_HEAD_BYTES);
+    assert!(offset_of!(Header, table) == TABLE_AT);
+    assert!(offset_of!(Ring, events) == RING_HEAD_BYTES);
     assert!(Event::ALL.len() < 1 << KIND_BITS);
+    assert!(FILE_BYTES <= CHANGES << CHANGE_SHIFT);
 };
 
 const KIND_BITS: u32 = 6;
@@ -232,6 +253,9 @@ impl Header {
         });
         self.table_at.store(TABLE_AT as u32, Relaxed);
         self.table_bytes.store(bytes.min(TABLE_BYTES) as u32, Relaxed);
+        self.changes_count.store(CHANGES as u32, Relaxed);
+        self.changes_shift.store(CHANGE_SHIFT, Relaxed);
+        self.changes_at.store(offset_of!(Header, changes) as u32, Relaxed);
         self.magic.store(MAGIC, Release);
     }
 
@@ -240,6 +264,17 @@ impl Header {
     pub fn lives(&self, ns: u64) {
         if ns.saturating_sub(self.last_ns.load(Relaxed)) >= LAST_TO_NS {
             self.last_ns.store(ns, Relaxed);
+        }
+    }
+
+    /// An event of that time was recorded in the ring that begins there in the file. (A ring of a
+    /// busy connection is one of many in its part: few write here, too.)
+    #[inline]
+    pub fn has_changed(&self, at: usize, ns: u64) {
+        let Some(mark) = self.changes.get(at >> CHANGE_SHIFT) else { return };
+        let ms = (ns >> CHANGE_NS_SHIFT) as u32;
+        if mark.load(Relaxed) != ms {
+            mark.store(ms, Release);
         }
     }
 }

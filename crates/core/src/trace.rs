@@ -267,7 +267,7 @@ pub(crate) fn open(fd: i32, event: Event, opened_unix_ns: u64) -> u32 {
     ring.open(NUMBER.fetch_add(1, Relaxed) + 1, fd as u32, opened);
     calls::begin_anew(ring);
     ring.record(event, opened, u64::from(fd as u32));
-    h.lives(now);
+    lives(ring, now);
     i
 }
 
@@ -278,10 +278,12 @@ pub(crate) fn missed() {
     }
 }
 
-/// An event is recorded at that time.
-fn lives(now: u64) {
+/// An event of that time was recorded in a ring.
+fn lives(ring: &Ring, now: u64) {
     if let Some(h) = header() {
         h.lives(now);
+        let [at, begin] = [core::ptr::from_ref(ring).addr(), core::ptr::from_ref(h).addr()];
+        h.has_changed(at.wrapping_sub(begin), now);
     }
 }
 
@@ -302,7 +304,7 @@ pub(crate) fn record(ring: &Ring, moved: Option<&ConnRecord>, event: Event, what
         record_moved(ring, moved, now);
     }
     ring.record(event, now, what);
-    lives(now);
+    lives(ring, now);
     if let Some((which, ns)) = slow::look(ring, moved, (event, what), now) {
         record(ring, None, Event::Slow, slow::what(which, ns));
     }
@@ -359,7 +361,7 @@ impl<'a> Way<'a> {
                 // (Those of several paths count for the first.)
                 let messages = told(self.messages, self.messages_said, MESSAGES_MAX);
                 ring.record(self.event, now, *path as u64 | messages << 4 | bytes << 28);
-                lives(now);
+                lives(ring, now);
             }
         }
     }
@@ -417,13 +419,12 @@ pub(crate) fn close(ring: &Ring, badly: bool) {
 
 /// Records an event of the process, if it has connections that are traced.
 pub(crate) fn process(event: Event, what: u64) {
-    if let Some(h) = header()
-        && may_be_on()
+    if may_be_on()
         && let Some(own) = ring(0)
     {
         let now = sys::now_ns();
         own.record(event, now, what);
-        h.lives(now);
+        lives(own, now);
     }
 }
 

@@ -21,10 +21,53 @@ use std::ops::Range;
 use std::os::fd::{AsFd, AsRawFd};
 use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::{Path, PathBuf};
-use std::time::{SystemTime, UNIX_EPOCH};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 /// What a ring begins with: of which connection it is, and how many events it has had.
 const SEEN_BYTES: usize = 64;
+
+/// What a trace said at the last look.
+#[derive(Debug, Default)]
+pub struct Seen {
+    /// What each ring began with; `None`: it has to be read again.
+    heads: Vec<Option<[u8; SEEN_BYTES]>>,
+    /// Those that have to be.
+    again: Vec<usize>,
+    /// Of each part of the file: its mark, and since when it is known; `None`: the part was looked
+    /// into behind the time in which another event leaves the same mark.
+    marks: Vec<(u32, Option<Instant>)>,
+    /// When all parts were looked into.
+    all: Option<Instant>,
+}
+
+impl Seen {
+    /// A part whose mark is younger is looked into again.
+    const YOUNG: Duration = Duration::from_secs(1);
+    /// Then all are, whatever their marks say: a thread that was stopped for longer than that,
+    /// between an event and its mark, may have left none.
+    const ALL: Duration = Duration::from_secs(30);
+
+    /// The parts that have to be looked into, by the marks as they are now; `None`: all.
+    fn parts(&mut self, marks: Vec<u32>, is_live: bool) -> Option<Vec<usize>> {
+        let now = Instant::now();
+        self.marks.truncate(marks.len());
+        self.marks.resize(marks.len(), (0, Some(now)));
+        let is_all =
+            !is_live || marks.is_empty() || self.all.is_none_or(|at| now - at >= Seen::ALL);
+        if is_all {
+            self.all = Some(now);
+        }
+        let mut parts = Vec::new();
+        for (part, ((was, since), is)) in self.marks.iter_mut().zip(marks).enumerate() {
+            if *was != is {
+                (*was, *since) = (is, Some(now));
+            }
+            parts.extend(since.map(|_| part));
+            *since = since.filter(|at| now - *at < Seen::YOUNG);
+        }
+        (!is_all).then_some(parts)
+    }
+}
 
 /// A trace, open for reading.
 #[derive(Debug)]
@@ -106,7 +149,11 @@ impl Trace {
 
     /// Whether its process has gone since, and what it says of itself now.
     pub fn look_again(&mut self) -> Result<(), TraceError> {
-        self.head = head(&self.file)?;
+        let mut first = [0; Head::CHANGING_BYTES];
+        self.file.read_exact_at(&mut first, 0).map_err(short)?;
+        if !self.head.read_again(&first).map_err(TraceError::Content)? {
+            self.head = head(&self.file)?;
+        }
         if self.is_live && self.file.try_lock_shared().is_ok() {
             let _ = self.file.unlock();
             self.is_live = false;
@@ -116,29 +163,86 @@ impl Trace {
 
     /// Every ring that says something; the process's own is the first.
     pub fn rings(&self) -> Vec<RingText> {
-        self.changed_rings(&mut Vec::new())
+        let mut seen = Seen::default();
+        let all = self.changed(&mut seen);
+        self.read_rings(&all, &mut seen)
     }
 
-    /// Of these those that say something else than at the last look, which is kept in `seen`.
-    pub fn changed_rings(&self, seen: &mut Vec<[u8; SEEN_BYTES]>) -> Vec<RingText> {
-        let mut rings = Vec::new();
-        let (mut bytes, mut again) = (vec![0; self.head.ring_bytes], [0; SEEN_BYTES]);
-        for (i, at) in self.written_rings() {
-            // (Most connections do nothing most of the time.)
-            let was = seen.get(i).copied();
-            let is_read = was.is_some() && self.file.read_exact_at(&mut again, at).is_ok();
-            if is_read && was == Some(again) {
+    /// Which rings may say something else than at the last look, of which [`Trace::read_rings`] has
+    /// kept in `seen` what they said. Most connections do nothing most of the time: the process
+    /// marks the parts of the file in which it records something. What many rings begin with is
+    /// read at once, with what lies between: a call for each takes several times as long.
+    pub fn changed(&self, seen: &mut Seen) -> Vec<usize> {
+        const BLOCK: u64 = 1 << 16;
+        let rings: Vec<(usize, u64)> = match seen.parts(self.marks(), self.is_live) {
+            None => self.written_rings().collect(),
+            Some(parts) => parts.into_iter().flat_map(|part| self.rings_in(part)).collect(),
+        };
+        let mut block = vec![0; BLOCK as usize];
+        let (mut from, mut length) = (0, 0);
+        let mut changed = seen.again.clone();
+        for (i, at) in rings {
+            // (One that is new, or in which something was still being written.)
+            let Some(was) = seen.heads.get(i).and_then(Option::as_ref) else {
+                changed.push(i);
                 continue;
+            };
+            let end = at.saturating_add(SEEN_BYTES as u64);
+            if at < from || end > from + length {
+                #[cfg(test)]
+                READS.set(READS.get() + 1);
+                let got = self.file.read_at(&mut block, at).unwrap_or(0);
+                (from, length) = (at, got as u64);
             }
-            if self.read(&mut bytes, at).is_none() {
+            let first = at.checked_sub(from).and_then(|at| usize::try_from(at).ok());
+            let first = first.filter(|_| end <= from + length);
+            if first.and_then(|at| block.get(at..at + SEEN_BYTES)) != Some(was.as_slice()) {
+                changed.push(i);
+            }
+        }
+        changed.sort_unstable();
+        changed.dedup();
+        changed
+    }
+
+    /// The rings that begin in that part of the file: which one each is, and where.
+    fn rings_in(&self, part: usize) -> impl Iterator<Item = (usize, u64)> {
+        let (first, bytes) = (self.head.rings_at as u64, self.head.ring_bytes as u64);
+        let index = |at: u64| {
+            let ring = at.saturating_sub(first).div_ceil(bytes);
+            usize::try_from(ring).unwrap_or(usize::MAX).min(self.head.rings.max(1))
+        };
+        let begin = (part as u64).saturating_mul(1 << self.head.changes_shift);
+        let rings = index(begin)..index(begin.saturating_add(1 << self.head.changes_shift));
+        rings.filter_map(|i| Some((i, self.place(i)?)))
+    }
+
+    /// The marks of the parts of the file; none where it has none.
+    fn marks(&self) -> Vec<u32> {
+        let Some((at, count)) = self.head.changes else { return Vec::new() };
+        let mut bytes = vec![0; count * size_of::<u32>()];
+        match self.file.read_exact_at(&mut bytes, at as u64) {
+            Ok(()) => bytes.as_chunks().0.iter().map(|word| u32::from_le_bytes(*word)).collect(),
+            Err(_) => Vec::new(),
+        }
+    }
+
+    /// Of these rings, in their order, those that say something; what each begins with is kept in
+    /// `seen`.
+    pub fn read_rings(&self, which: &[usize], seen: &mut Seen) -> Vec<RingText> {
+        let (mut rings, mut bytes) = (Vec::new(), vec![0; self.head.ring_bytes]);
+        let (heads, again) = (&mut seen.heads, &mut seen.again);
+        again.retain(|i| which.binary_search(i).is_err());
+        for i in which.iter().copied() {
+            let Some(at) = self.place(i).filter(|at| self.read(&mut bytes, *at).is_some()) else {
                 break;
-            }
+            };
             let ring = self.text(&bytes, at);
             // (Where an event is still being written, the next look reads all of it again.)
             let is_whole = ring.as_ref().is_none_or(|r| r.written == r.recorded);
-            let first = bytes.first_chunk().filter(|_| is_whole || !self.is_live);
-            seen.resize(seen.len().max(i + 1), [0; SEEN_BYTES]);
-            seen[i] = first.copied().unwrap_or([0; SEEN_BYTES]);
+            heads.resize(heads.len().max(i + 1), None);
+            heads[i] = bytes.first_chunk().filter(|_| is_whole || !self.is_live).copied();
+            again.extend(heads[i].is_none().then_some(i));
             rings.extend(ring);
         }
         rings
@@ -236,7 +340,7 @@ impl Trace {
 
 #[cfg(test)]
 std::thread_local! {
-    /// How often this thread has read a ring, or what one begins with.
+    /// How often this thread has read a ring, what one begins with, or what many do.
     pub(crate) static READS: std::cell::Cell<usize> = const { std::cell::Cell::new(0) };
 }
 
@@ -257,9 +361,12 @@ fn written(file: &File, at: u64) -> Range<u64> {
     }
 }
 
+fn short(_: io::Error) -> TraceError {
+    TraceError::Content(netacc_control::trace::ReadError::Short)
+}
+
 fn head(file: &File) -> Result<Head, TraceError> {
-    let mut first = vec![0; 256];
-    let short = |_| TraceError::Content(netacc_control::trace::ReadError::Short);
+    let mut first = [0; Head::CHANGING_BYTES];
     file.read_exact_at(&mut first, 0).map_err(short)?;
     let mut bytes = vec![0; Head::bytes(&first).map_err(TraceError::Content)?];
     file.read_exact_at(&mut bytes, 0).map_err(short)?;
@@ -552,6 +659,141 @@ mod tests {
         ] {
             assert_eq!(is_trace(Path::new(link)), is, "{link}");
         }
+    }
+
+    /// A trace with so many rings, each of an open connection that has had one event.
+    fn traced(rings: usize) -> Trace {
+        use netacc_control::trace::{EVENTS_FIRST, HEADER_BYTES, Header, MAGIC, RING_BYTES, Ring};
+        use std::mem::offset_of;
+        let mut bytes = vec![0; HEADER_BYTES + rings * RING_BYTES];
+        let mut put = |at: usize, word: usize| {
+            bytes[at..at + 4].copy_from_slice(&(word as u32).to_ne_bytes());
+        };
+        for (at, word) in [
+            (offset_of!(Header, version), netacc_control::trace::VERSION as usize),
+            (offset_of!(Header, header_bytes), HEADER_BYTES),
+            (offset_of!(Header, ring_bytes), RING_BYTES),
+            (offset_of!(Header, ring_head_bytes), RING_HEAD_BYTES),
+            (offset_of!(Header, events_first), EVENTS_FIRST),
+            (offset_of!(Header, rings), rings),
+        ] {
+            put(at, word);
+        }
+        for at in (0..rings).map(|ring| HEADER_BYTES + ring * RING_BYTES) {
+            put(at + offset_of!(Ring, state), State::Open as usize);
+            put(at + offset_of!(Ring, number), at / RING_BYTES);
+            put(at, 1);
+            put(at + RING_HEAD_BYTES, 1);
+        }
+        bytes[..8].copy_from_slice(&MAGIC.to_ne_bytes());
+        let memory = rustix::fs::memfd_create(NAME, rustix::fs::MemfdFlags::CLOEXEC);
+        let file = File::from(memory.unwrap());
+        file.write_all_at(&bytes, 0).unwrap();
+        Trace::of(file, PathBuf::from("test")).unwrap()
+    }
+
+    #[test]
+    fn of_many_rings_those_that_say_something_new_are_found_in_a_few_reads() {
+        const MANY: usize = 10_000;
+        let trace = traced(MANY);
+        let mut seen = Seen::default();
+        assert_eq!(trace.changed(&mut seen).len(), MANY);
+        assert_eq!(trace.read_rings(&(0..MANY).collect::<Vec<_>>(), &mut seen).len(), MANY);
+        READS.set(0);
+        assert!(trace.changed(&mut seen).is_empty());
+        assert!(READS.get() < MANY / 25, "{} reads", READS.get());
+        // In the first and the last one, and in two of which one begins where a block ends.
+        for ring in [0, 29, 30, MANY - 1] {
+            let at = trace.place(ring).unwrap();
+            trace.file.write_all_at(&[2], at).unwrap();
+        }
+        let changed = trace.changed(&mut seen);
+        assert_eq!(changed, [0, 29, 30, MANY - 1]);
+        let rings = trace.read_rings(&changed, &mut seen);
+        assert_eq!(rings.iter().map(|ring| ring.recorded).collect::<Vec<_>>(), [2; 4]);
+        // (Their second events are not written yet: they are looked at again.)
+        assert!(rings.iter().all(|ring| ring.written == 1));
+    }
+
+    /// As [`traced`], of a process that runs and marks where it records; as it was read, and all
+    /// that it said is old.
+    fn quiet(rings: usize) -> (Trace, Seen) {
+        use netacc_control::trace::{CHANGE_SHIFT, HEADER_BYTES, Header};
+        use std::mem::offset_of;
+        let mut trace = traced(rings);
+        let begin = offset_of!(Header, changes);
+        for (at, word) in [
+            (offset_of!(Header, changes_at), begin),
+            (offset_of!(Header, changes_count), (HEADER_BYTES - begin) / 4),
+            (offset_of!(Header, changes_shift), CHANGE_SHIFT as usize),
+        ] {
+            trace.file.write_all_at(&(word as u32).to_ne_bytes(), at as u64).unwrap();
+        }
+        trace.head = head(&trace.file).unwrap();
+        trace.is_live = true;
+        let mut seen = Seen::default();
+        let all = trace.changed(&mut seen);
+        trace.read_rings(&all, &mut seen);
+        age(&mut seen, Seen::YOUNG);
+        assert!(trace.changed(&mut seen).is_empty());
+        READS.set(0);
+        (trace, seen)
+    }
+
+    /// All that was seen was seen so much earlier.
+    fn age(seen: &mut Seen, by: Duration) {
+        let all = seen.marks.iter_mut().filter_map(|(_, since)| since.as_mut());
+        all.chain(&mut seen.all).for_each(|at| *at -= by);
+    }
+
+    /// Of a ring the head is another one; its part has that mark.
+    fn record(trace: &Trace, ring: usize, head: u8, mark: Option<u8>) {
+        let at = trace.place(ring).unwrap();
+        trace.file.write_all_at(&[head], at).unwrap();
+        let (changes, _) = trace.head.changes.unwrap();
+        if let Some(mark) = mark {
+            let part = at >> trace.head.changes_shift;
+            trace.file.write_all_at(&[mark], changes as u64 + 4 * part).unwrap();
+        }
+    }
+
+    #[test]
+    fn parts_of_a_trace_in_which_nothing_is_recorded_are_not_read() {
+        let (trace, mut seen) = quiet(10_000);
+        assert!(trace.changed(&mut seen).is_empty());
+        assert_eq!(READS.get(), 0);
+        record(&trace, 5000, 2, Some(1));
+        assert_eq!(trace.changed(&mut seen), [5000]);
+        assert!(READS.get() <= 2, "{} reads", READS.get());
+    }
+
+    #[test]
+    fn a_part_is_looked_into_until_its_mark_is_old() {
+        let (trace, mut seen) = quiet(100);
+        record(&trace, 50, 2, Some(1));
+        assert_eq!(trace.changed(&mut seen), [50]);
+        trace.read_rings(&[50], &mut seen);
+        // (The ring's second event is not written: it is in any case read again.)
+        record(&trace, 51, 2, None);
+        assert_eq!(trace.changed(&mut seen), [50, 51], "in the same millisecond");
+        age(&mut seen, Seen::YOUNG);
+        assert_eq!(trace.changed(&mut seen), [50, 51]);
+        record(&trace, 49, 2, None);
+        assert_eq!(trace.changed(&mut seen), [50], "it is old, and was looked into since");
+        record(&trace, 49, 3, Some(2));
+        assert_eq!(trace.changed(&mut seen), [49, 50, 51]);
+    }
+
+    #[test]
+    fn what_is_recorded_without_a_mark_is_found_at_last() {
+        let (mut trace, mut seen) = quiet(100);
+        record(&trace, 50, 2, None);
+        assert!(trace.changed(&mut seen).is_empty());
+        age(&mut seen, Seen::ALL);
+        assert_eq!(trace.changed(&mut seen), [50]);
+        assert!(trace.changed(&mut seen).is_empty());
+        trace.is_live = false;
+        assert_eq!(trace.changed(&mut seen), [50], "its process has ended");
     }
 
     #[test]

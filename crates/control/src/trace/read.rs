@@ -6,7 +6,9 @@ use crate::stats::unpack_ip;
 use alloc::string::String;
 use alloc::vec::Vec;
 use core::fmt;
+use core::mem::size_of;
 use core::net::SocketAddr;
+use core::ops::Range;
 
 /// Why a file cannot be read.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -85,6 +87,12 @@ pub struct Head {
     pub troubles: u32,
     /// When an event was last recorded, nearly, by the clock of the events; 0: it is not known.
     pub last_ns: u64,
+    /// Where the marks of the parts lie in which something was recorded, and how many there are;
+    /// `None`: the file has none.
+    pub changes: Option<(usize, usize)>,
+    /// Of the bytes for which each stands the logarithm.
+    pub changes_shift: u32,
+    table_at: Range<usize>,
     /// What the events mean.
     pub table: Table,
 }
@@ -121,6 +129,9 @@ mod at {
     pub(super) const ENDED: usize = offset_of!(Header, ended);
     pub(super) const TROUBLES: usize = offset_of!(Header, troubles);
     pub(super) const LATENCIES: usize = offset_of!(Header, latencies);
+    pub(super) const CHANGES_AT: usize = offset_of!(Header, changes_at);
+    pub(super) const CHANGES_COUNT: usize = offset_of!(Header, changes_count);
+    pub(super) const CHANGES_SHIFT: usize = offset_of!(Header, changes_shift);
     pub(super) const LAST_NS: usize = offset_of!(Header, last_ns);
 
     pub(super) const STATE: usize = offset_of!(Ring, state);
@@ -158,8 +169,29 @@ impl Head {
 
     /// Reads a header of that many bytes.
     pub fn read(bytes: &[u8]) -> Result<Head, ReadError> {
-        let rings_at = Head::bytes(bytes)?;
-        let header = bytes.get(..rings_at).ok_or(ReadError::Short)?;
+        let head = Head::without_table(bytes)?;
+        let header = bytes.get(..head.rings_at).ok_or(ReadError::Short)?;
+        let table = header.get(head.table_at.clone()).ok_or(ReadError::Sizes)?;
+        Ok(Head { table: Table::parse(&String::from_utf8_lossy(table)), ..head })
+    }
+
+    /// So many bytes of a header change, the first ones.
+    pub const CHANGING_BYTES: usize = 256;
+
+    /// Reads them again. What the events mean no process changes: false, if this one has put it
+    /// elsewhere, and all of the header has to be read.
+    pub fn read_again(&mut self, first: &[u8]) -> Result<bool, ReadError> {
+        let now = Head::without_table(first)?;
+        let is_there = (now.rings_at, &now.table_at) == (self.rings_at, &self.table_at);
+        if is_there {
+            *self = Head { table: core::mem::take(&mut self.table), ..now };
+        }
+        Ok(is_there)
+    }
+
+    /// Reads a header's first bytes.
+    fn without_table(header: &[u8]) -> Result<Head, ReadError> {
+        let rings_at = Head::bytes(header)?;
         let word = |at| u32_at(header, at).ok_or(ReadError::Short);
         let long = |at| u64_at(header, at).ok_or(ReadError::Short);
         let size = |at| word(at).map(|size| size as usize);
@@ -171,8 +203,6 @@ impl Head {
             return Err(ReadError::Sizes);
         }
         let (table_at, table_bytes) = (size(at::TABLE_AT)?, size(at::TABLE_BYTES)?);
-        let table =
-            header.get(table_at..table_at.saturating_add(table_bytes)).ok_or(ReadError::Sizes)?;
         let program = header.get(at::PROGRAM..at::PROGRAM + 16).ok_or(ReadError::Short)?;
         let program = program.split(|byte| *byte == 0).next().unwrap_or(&[]);
         Ok(Head {
@@ -192,7 +222,10 @@ impl Head {
             is_another: word(at::ENDED)? == super::BECAME_ANOTHER,
             troubles: word(at::TROUBLES)?,
             last_ns: long(at::LAST_NS)?,
-            table: Table::parse(&String::from_utf8_lossy(table)),
+            changes: changes(header, rings_at),
+            changes_shift: word(at::CHANGES_SHIFT)?,
+            table_at: table_at..table_at.saturating_add(table_bytes),
+            table: Table::default(),
         })
     }
 
@@ -200,6 +233,15 @@ impl Head {
     pub fn unix_ns(&self, ns: u64) -> u64 {
         self.began_unix_ns.wrapping_add(ns.wrapping_sub(self.began_ns))
     }
+}
+
+/// Where the marks lie, if they lie in the header.
+fn changes(header: &[u8], header_bytes: usize) -> Option<(usize, usize)> {
+    let word = |at| Some(u32_at(header, at)? as usize);
+    let (at, count) = (word(at::CHANGES_AT)?, word(at::CHANGES_COUNT)?);
+    let end = at.checked_add(count.checked_mul(size_of::<u32>())?)?;
+    let is_sound = at != 0 && end <= header_bytes && word(at::CHANGES_SHIFT)? < 32;
+    is_sound.then_some((at, count))
 }
 
 /// What decides for how long the trace of a process that is gone is kept: what its file begins with

@@ -64,8 +64,13 @@ fn empty_header() -> Box<Header> {
         events_first: word(),
         latencies: word(),
         last_ns: long(),
-        reserved: [const { AtomicU64::new(0) }; 18],
+        changes_at: word(),
+        changes_count: word(),
+        changes_shift: word(),
+        reserved_half: word(),
+        reserved: [const { AtomicU64::new(0) }; 16],
         table: [const { AtomicU8::new(0) }; TABLE_BYTES],
+        changes: [const { AtomicU32::new(0) }; CHANGES],
     })
 }
 
@@ -103,8 +108,12 @@ impl File {
             word(&mut bytes, w);
         }
         long(&mut bytes, &h.last_ns);
+        for w in [&h.changes_at, &h.changes_count, &h.changes_shift, &h.reserved_half] {
+            word(&mut bytes, w);
+        }
         h.reserved.iter().for_each(|w| long(&mut bytes, w));
         bytes.extend(h.table.iter().map(|b| b.load(Relaxed)));
+        h.changes.iter().for_each(|w| word(&mut bytes, w));
         assert_eq!(bytes.len(), HEADER_BYTES);
         bytes
     }
@@ -274,6 +283,56 @@ fn what_a_file_can_say_is_bounded() {
         head[at..at + 4].copy_from_slice(&bytes.to_le_bytes());
         assert_eq!(Head::read(&head).is_ok(), is_read, "{bytes}");
     }
+}
+
+#[test]
+fn who_follows_sees_in_which_part_of_the_file_something_was_recorded() {
+    let file = File::new(1);
+    let head = Head::read(&file.head_bytes()).unwrap();
+    let (at, count) = head.changes.unwrap();
+    assert!(count << head.changes_shift >= FILE_BYTES && at + 4 * count == HEADER_BYTES);
+    let marks = || file.header.changes.iter().map(|mark| mark.load(Relaxed)).enumerate();
+    assert!(marks().all(|(_, mark)| mark == 0));
+    let place = HEADER_BYTES + 5000 * RING_BYTES;
+    file.header.has_changed(place, 7 << 20);
+    file.header.has_changed(FILE_BYTES - RING_BYTES, 9 << 20);
+    // (Of a ring that is none of the file's nothing is said.)
+    file.header.has_changed(usize::MAX, 8 << 20);
+    let set: Vec<_> = marks().filter(|(_, mark)| *mark != 0).collect();
+    let part = |at: usize| at >> head.changes_shift;
+    assert_eq!(set, [(part(place), 7), (part(FILE_BYTES - RING_BYTES), 9)]);
+    // Marks that do not lie in the header are none, nor are those of a file that has none.
+    let mut bytes = file.head_bytes();
+    for (word, value) in [
+        (core::mem::offset_of!(Header, changes_at), 0),
+        (core::mem::offset_of!(Header, changes_at), u32::MAX),
+        (core::mem::offset_of!(Header, changes_count), u32::MAX),
+        (core::mem::offset_of!(Header, changes_shift), 32),
+    ] {
+        let was = bytes.clone();
+        bytes[word..word + 4].copy_from_slice(&u32::to_le_bytes(value));
+        assert_eq!(Head::read(&bytes).unwrap().changes, None);
+        bytes = was;
+    }
+}
+
+#[test]
+fn a_header_is_read_again_without_its_table() {
+    let file = File::new(3);
+    let mut head = Head::read(&file.head_bytes()).unwrap();
+    file.header.troubles.store(7, Relaxed);
+    file.header.ended.store(1, Relaxed);
+    let now = file.head_bytes();
+    assert_eq!(head.read_again(&now[..Head::CHANGING_BYTES]), Ok(true));
+    assert_eq!(head, Head::read(&now).unwrap());
+    assert!(head.troubles == 7 && head.is_ended && head.table.names().count() > 10);
+    // What is no header any more changes nothing, nor does one with another table.
+    let before = head.clone();
+    assert_eq!(head.read_again(&[0; Head::CHANGING_BYTES]), Err(ReadError::NoTrace));
+    assert_eq!(head.read_again(&now[..100]), Err(ReadError::Short));
+    file.header.table_at.store(300, Relaxed);
+    assert_eq!(head.read_again(&file.head_bytes()), Ok(false));
+    assert_eq!(head, before);
 }
 
 #[test]

@@ -127,7 +127,7 @@ pub(crate) fn sent(
         count(ring, serve, begun.ns);
     }
     ring.record(Event::Send, begun.ns, offset & OFFSET_MASK | bytes.min(BYTES_MAX) << 40);
-    super::lives(begun.ns);
+    super::lives(ring, begun.ns);
     if let Some(moved) = moved {
         Way::sent(ring, moved).has_told(bytes);
     }
@@ -152,7 +152,7 @@ pub(crate) fn received(ring: &Ring, moved: Option<&ConnRecord>, offset: u64, byt
         count(ring, answer, now);
     }
     ring.record(Event::Receive, now, offset & OFFSET_MASK | bytes.min(BYTES_MAX) << 40);
-    super::lives(now);
+    super::lives(ring, now);
     if let Some(moved) = moved {
         Way::received(ring, moved).has_told(bytes);
     }

@@ -5,7 +5,7 @@ use crate::processes::is_name;
 use crate::selection::Network;
 use crate::show::one_line;
 use crate::terminal;
-use crate::trace::{self, Trace, Wanted};
+use crate::trace::{self, Seen, Trace, Wanted};
 use clap::ArgMatches;
 use rustix::time::{ClockId, clock_gettime};
 use std::collections::HashMap;
@@ -149,13 +149,16 @@ fn follow(mut traces: Vec<Trace>, wanted: &Wanted, is_json: bool) -> c_int {
     const PAUSE_MIN: Duration = Duration::from_millis(100);
     // Of each ring: of which connection it was, and up to where it was said.
     let mut said: HashMap<(usize, u64), u64> = HashMap::new();
-    let mut seen = vec![Vec::new(); traces.len()];
+    let mut seen: Vec<Seen> = traces.iter().map(|_| Seen::default()).collect();
     loop {
-        let began = cpu_time();
+        let (began, mut searched) = (cpu_time(), Duration::ZERO);
         let is_last = !traces.iter().any(|trace| trace.is_live);
         let mut lines = Vec::new();
         for (at, (trace, seen)) in traces.iter().zip(&mut seen).enumerate() {
-            for ring in trace.changed_rings(seen) {
+            let before = cpu_time();
+            let changed = trace.changed(seen);
+            searched += cpu_time() - before;
+            for ring in trace.read_rings(&changed, seen) {
                 let said = said.entry((at, ring.number)).or_insert(0);
                 // (What is being written is waited for once, and what is behind it with it.)
                 let to = if ring.written > *said { ring.written } else { ring.recorded };
@@ -175,8 +178,10 @@ fn follow(mut traces: Vec<Trace>, wanted: &Wanted, is_json: bool) -> c_int {
         if is_last {
             return 0;
         }
-        // However many connections there are, it takes 1 % of a CPU, or looks each two seconds.
-        std::thread::sleep((100 * (cpu_time() - began)).clamp(PAUSE_MIN, PAUSE_MAX));
+        // However many connections there are, to search takes 0.2 % of a CPU, and all together 1 %,
+        // or it looks each two seconds.
+        let pause = (500 * searched).max(100 * (cpu_time() - began));
+        std::thread::sleep(pause.clamp(PAUSE_MIN, PAUSE_MAX));
         for trace in traces.iter_mut().filter(|trace| trace.is_live) {
             if let Err(error) = trace.look_again() {
                 complain(format_args!("{}: {error}", trace.pid));
