@@ -33,6 +33,15 @@ class Looks(unittest.TestCase):
         self.assertTrue(looks.is_too_much([-0.3, -0.25, -0.35, -0.28, -0.4]), "unless it is much")
         self.assertFalse(looks.is_too_much([0.02] * 5))
 
+    def test_all_tools_together_may_take_one_percent_of_the_cpus(self):
+        most = 0.01 * os.cpu_count()
+        self.assertEqual(looks.wrong_together([0.9 * most] * 3, [0.0] * 3, False), [])
+        cpu = ["CPU time of all of them together"]
+        self.assertEqual(looks.wrong_together([1.1 * most] * 3, [0.0] * 3, False), cpu)
+        self.assertEqual(looks.wrong_together([1.1 * most] * 3, [-0.05] * 3, True), cpu, "a busy machine has no rate")
+        rate = ["the rate with all of them"]
+        self.assertEqual(looks.wrong_together([0.9 * most] * 3, [-0.05] * 3, False), rate)
+
     def test_one_round_has_no_spread(self):
         self.assertEqual(looks.error_of([-0.005]), 0)
         self.assertTrue(looks.is_too_much([-0.011]))
