@@ -33,8 +33,9 @@ pub(super) enum News {
 pub(super) struct Keys {
     /// The signal that ends it, when it has come.
     signal: Arc<AtomicUsize>,
-    /// A byte for each signal: one that comes before a wait ends that, too.
-    signals: UnixStream,
+    /// A byte for each signal: one that comes before a wait ends that, too. It is there until the
+    /// process has ended, as signals come until then: without a reader they would end it (SIGPIPE).
+    signals: &'static UnixStream,
     /// What has come, and has not been told.
     bytes: Vec<u8>,
 }
@@ -50,7 +51,7 @@ impl Keys {
             pipe::register(number, told.try_clone()?)?;
         }
         pipe::register(SIGWINCH, told)?;
-        Ok(Keys { signal, signals, bytes: Vec::new() })
+        Ok(Keys { signal, signals: Box::leak(Box::new(signals)), bytes: Vec::new() })
     }
 
     /// The next news, until then at the latest.
@@ -64,7 +65,7 @@ impl Keys {
             let left = until.saturating_duration_since(Instant::now());
             let stdin = io::stdin();
             let mut both =
-                [PollFd::new(&stdin, PollFlags::IN), PollFd::new(&self.signals, PollFlags::IN)];
+                [PollFd::new(&stdin, PollFlags::IN), PollFd::new(self.signals, PollFlags::IN)];
             let time = Timespec::try_from(left).map_err(io::Error::other)?;
             let found = match poll(&mut both, Some(&time)) {
                 Ok(found) => found,
@@ -110,7 +111,7 @@ impl Keys {
     fn takes_signals(&self) -> io::Result<bool> {
         let mut any = false;
         loop {
-            match read(&self.signals, &mut [0; 64]) {
+            match read(self.signals, &mut [0; 64]) {
                 Ok(0) | Err(Errno::AGAIN) => return Ok(any),
                 Ok(_) => any = true,
                 Err(Errno::INTR) => {}
