@@ -476,15 +476,18 @@ fn uptime(directory: &Path) -> Option<Duration> {
     Duration::try_from_secs_f64((now - started).max(0.0)).ok()
 }
 
-/// The short number of the container that a control group belongs to: the last part of the path of
-/// Docker's, Podman's, containerd's and CRI-O's groups has its 64 hexadecimal digits.
+/// The short number of the container that a control group belongs to: a part of the path of
+/// Docker's, Podman's, containerd's and CRI-O's groups has its 64 hexadecimal digits. Mostly that
+/// is the last one; Podman has a group `container` in it, and a container its own groups. (The
+/// innermost counts.)
 fn container(groups: &str) -> Option<String> {
     groups.lines().find_map(|line| {
-        let last = line.rsplit('/').next()?;
-        let last = last.strip_suffix(".scope").unwrap_or(last);
-        let id = last.rsplit(['-', ':']).next()?;
-        let is_id = id.len() == 64 && id.bytes().all(|byte| byte.is_ascii_hexdigit());
-        is_id.then(|| id[..12].to_owned())
+        line.rsplit('/').find_map(|part| {
+            let part = part.strip_suffix(".scope").unwrap_or(part);
+            let id = part.rsplit(['-', ':']).next()?;
+            let is_id = id.len() == 64 && id.bytes().all(|byte| byte.is_ascii_hexdigit());
+            is_id.then(|| id[..12].to_owned())
+        })
     })
 }
 
@@ -544,6 +547,8 @@ mod tests {
                 "12:pids:/x\n0::/kubepods.slice/kubepods-pod1.slice/cri-containerd-{id}.scope\n"
             ),
             format!("0::/kubepods/besteffort/pod1/{id}\n"),
+            format!("0::/machine.slice/libpod-{id}.scope/container\n"),
+            format!("0::/docker/{}/docker/{id}/system.slice/x.service\n", "f".repeat(64)),
         ] {
             assert_eq!(container(&group).as_deref(), Some("0123456789ab"), "{group}");
         }
