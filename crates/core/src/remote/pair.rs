@@ -50,6 +50,8 @@ pub(super) struct Pair {
     pub(super) pair: Option<net::Pair>,
     /// A thread connects it.
     pub(super) connecting: bool,
+    /// How often that found its port here taken.
+    pub(super) tries: u8,
     pub(super) engine: Option<Arc<wire::Lanes>>,
     pub(super) seat: Option<(&'static Queue, Tag)>,
     pub(super) context: *mut PairContext,
@@ -81,6 +83,7 @@ impl Pair {
             class: asked.class,
             pair: None,
             connecting: false,
+            tries: 0,
             engine: None,
             seat: None,
             context: core::ptr::null_mut(),

@@ -67,6 +67,9 @@ fn run_connect(job: *mut c_void) -> *mut c_void {
     core::ptr::null_mut()
 }
 
+/// So many ports here are tried for a pair.
+const TRIES: u8 = 16;
+
 const MAGIC: [u8; 8] = *b"netacc\r\n";
 
 /// What a connection request says: whose pair, and the nonce that came over the link.
@@ -178,6 +181,7 @@ impl Remote {
             self.send(i, Message::PairEnd { pair: asked.pair });
             return Ok(());
         }
+        l.cm_port = asked.port;
         l.pairs.push(Pair::new(PairState::Resolving, &asked));
         let (local, to, token) =
             (l.local, SocketAddr::new(l.peer, asked.port), l.token(asked.pair));
@@ -343,6 +347,7 @@ impl Remote {
             let Some((i, _)) = found else { continue };
             match (state, job.result) {
                 (PairState::Lost, _) => self.dismantle(i, number),
+                (_, Err(e)) if e.errno == libc::EADDRINUSE && self.connects_anew(i, number) => {}
                 (_, Err(e)) => {
                     debug_log!("pair {number}: {:?}: errno {}", e.call, e.errno);
                     self.lose_pair(i, number, devices::reason_of(e), true);
@@ -356,6 +361,33 @@ impl Remote {
                 _ => {}
             }
         }
+    }
+
+    /// The manager has chosen a port here that a TCP connection has: iWARP shares TCP's ports, and
+    /// only its own are known to it (`cma_alloc_any_port`; siw finds out when it connects). Another
+    /// one is tried at once, in the pair's time; the peer knows of nothing, and waits.
+    fn connects_anew(&mut self, i: usize, number: u32) -> bool {
+        let Some(l) = self.link_mut(i) else { return false };
+        let port = l.cm_port;
+        let Some(p) = l.pair_mut(number).filter(|p| p.tries < TRIES && p.is_empty()) else {
+            return false;
+        };
+        let (nonce, lanes, class) = (p.nonce, p.lanes, p.class);
+        let (deadline, tries) = (p.deadline, p.tries + 1);
+        p.state = PairState::Lost;
+        if let Some(engine) = p.engine.as_ref() {
+            engine.end();
+        }
+        self.dismantle(i, number);
+        let asked = proto::Pair { pair: number, nonce, port, lanes, class };
+        if self.on_pair(i, asked).is_err() {
+            self.send(i, Message::PairEnd { pair: number });
+            return true;
+        }
+        if let Some(p) = self.link_mut(i).and_then(|l| l.pair_mut(number)) {
+            (p.deadline, p.tries) = (deadline, tries);
+        }
+        true
     }
 
     /// News of the connection manager.

@@ -61,6 +61,23 @@ fn fails_once(model: Model, h: usize, call: Call, nth: u64, errno: c_int) {
     rig.finish();
 }
 
+/// iWARP shares TCP's ports, and the manager does not know which of them are taken.
+#[test]
+fn a_pair_whose_port_is_taken_has_another_one_at_once() {
+    let mut rig = Rig::new(Order::Shuffled(5), Model::SIW, 2);
+    for nth in 1..=3 {
+        rig.wires.fail_call(&rig.hosts[0].fabric, Call::Connect, nth, libc::EADDRINUSE);
+    }
+    let conn = rig.connect(0, 1);
+    rig.promoted(conn);
+    assert_eq!(rig.calls(0, Call::Connect), 4);
+    // (The acceptor has asked for this one, and for no other.)
+    assert_eq!(rig.calls(1, Call::Accept), 1);
+    assert_eq!(rig.remote(1).links.iter().flatten().map(|l| l.next_pair).max(), Some(1));
+    rig.exchange(conn, 20_000);
+    rig.finish();
+}
+
 #[test]
 fn each_call_fails_once_at_each_end() {
     for (m, model) in MODELS.into_iter().enumerate() {
