@@ -56,6 +56,8 @@ print(*[t["state"] for t in json.load(sys.stdin) if t["pid"] == '"$SERVER"'])')"
   busy='sum(x["recorded"] >= 124 for x in c)'
   if becomes 8 ask "$busy" -p "$SERVER"; then ok $kind-busy; else
     fail $kind-busy "$(ask '[x["recorded"] for x in c]' -p "$SERVER")"; fi
+  if becomes "{$SERVER}" ask '{x["peer_pid"] for x in c}' -p "$CLIENT"; then ok $kind-peer-pid; else
+    fail $kind-peer-pid "$(ask '[x["peer_pid"] for x in c]' -p "$CLIENT")"; fi
   sleep 3
   killed "$SERVER"
   same $kind-killed killed "$(ask 't["state"]' -p "$SERVER")"

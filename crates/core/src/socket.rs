@@ -573,12 +573,14 @@ impl Socket {
             true => trace::Event::Connected,
             false => trace::Event::Accepted,
         };
-        let opened = self.record().map_or(0, |r| r.opened_unix_ns.load(Relaxed));
+        let of_record = |r: &ConnRecord| (r.opened_unix_ns.load(Relaxed), r.peer_pid.load(Relaxed));
+        let (opened, peer_pid) = self.record().map_or((0, 0), of_record);
         let new = trace::open(self.fd.load(Relaxed), event, opened);
         let Some(ring) = trace::ring(new).filter(|_| new != 0) else { return };
         if let Some(t) = self.known_tuple() {
             ring.set_addresses(t.local(), t.peer());
         }
+        ring.peer_pid.store(peer_pid, Relaxed);
         if self.ring.compare_exchange(0, new, AcqRel, Relaxed).is_err() {
             trace::close(ring, false);
         }
@@ -595,6 +597,12 @@ impl Socket {
     pub(crate) fn show_in_trace(&self, tuple: Tuple) {
         if let Some(ring) = self.known_ring() {
             ring.set_addresses(tuple.local(), tuple.peer());
+        }
+    }
+    /// Which process has its other end is known from here on.
+    pub(crate) fn show_peer_in_trace(&self, pid: u32) {
+        if let Some(ring) = self.known_ring() {
+            ring.peer_pid.store(pid, Relaxed);
         }
     }
     /// Its trace is over.

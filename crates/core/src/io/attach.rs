@@ -110,6 +110,7 @@ pub(crate) fn attach(s: &'static Socket, g: u16, fd: c_int) {
 #[cold]
 fn trace_attached(s: &Socket, peer_pid: u32, slot: u32) {
     let path = s.channel().map_or(0, |channel| channel.path() as u64);
+    s.show_peer_in_trace(peer_pid);
     s.trace(Trace::Attached, path | u64::from(slot & 0xff_ffff) << 8 | u64::from(peer_pid) << 32);
 }
 
