@@ -435,6 +435,11 @@ impl Config {
     }
 }
 
+/// The file that [`Config::render`] names; nothing where none was read.
+pub fn file_of(text: &str) -> Option<&str> {
+    text.lines().next()?.strip_prefix("# file: ")
+}
+
 /// Reads back what [`Config::render`] wrote: name, value and origin of each option. Unknown names
 /// are kept, so that a tool can show the configuration of a newer library.
 pub fn parse_rendered(text: &str) -> impl Iterator<Item = (&str, &str, &str)> {

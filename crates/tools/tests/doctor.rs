@@ -2,44 +2,20 @@
 
 mod support;
 
-use netacc_control::stats::{
-    CONNS_OFFSET, Counter, Header, MAGIC, MEMFD_NAME, REASON_SLOTS, Reason, VERSION,
-};
-use rustix::fs::{MemfdFlags, memfd_create};
+use netacc_control::stats::{Counter, Header, REASON_SLOTS, Reason, VERSION};
 use serde_json::Value;
-use std::fs::File;
 use std::mem::offset_of;
 use std::net::TcpListener;
 use std::os::fd::OwnedFd;
-use std::os::unix::fs::FileExt;
 use std::os::unix::fs::PermissionsExt;
 use std::os::unix::process::CommandExt;
 use std::path::Path;
-use std::process::{Child, Command, Stdio};
+use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
-use support::doctor::{doctor, finding, says, told};
+use support::doctor::{
+    Running, Server, doctor, finding, says, told, wait_for_maps, wait_for_program,
+};
 use support::{HELLO, Ran, Scratch, run};
-
-/// A child that is killed at the end.
-struct Running(Child);
-
-impl Running {
-    fn new(command: &mut Command) -> Running {
-        let child = command.stdout(Stdio::piped()).stdin(Stdio::piped()).spawn().unwrap();
-        Running(child)
-    }
-
-    fn pid(&self) -> String {
-        self.0.id().to_string()
-    }
-}
-
-impl Drop for Running {
-    fn drop(&mut self) {
-        let _ = self.0.kill();
-        let _ = self.0.wait();
-    }
-}
 
 #[test]
 fn a_dynamic_program_is_clear() {
@@ -179,15 +155,6 @@ fn a_process_without_the_library_is_told_from_one_that_has_it() {
 }
 
 /// Until the dynamic loader has done its work.
-fn wait_for_maps(process: &Running, name: &str) {
-    let end = Instant::now() + Duration::from_secs(60);
-    let maps = format!("/proc/{}/maps", process.pid());
-    while !std::fs::read_to_string(&maps).unwrap().contains(name) {
-        assert!(Instant::now() < end, "{name} is not in {maps}");
-        std::thread::sleep(Duration::from_millis(5));
-    }
-}
-
 #[test]
 fn processes_that_cannot_be_looked_at_are_unknown() {
     let scratch = Scratch::new();
@@ -306,50 +273,6 @@ fn what_may_not_be_looked_at_is_not_counted() {
     let files = finding(&told, "nofile", "note");
     says(files, "how many are open cannot be looked at: Permission denied");
     assert_eq!(files["remedy"], format!("sudo netacc doctor {}", running.pid()));
-}
-
-/// A program that listens and has the library, with statistics that a test writes.
-struct Server {
-    process: Running,
-    statistics: File,
-    place: String,
-}
-
-impl Server {
-    fn new(library: &Path) -> Server {
-        let mut command = Command::new("sleep");
-        command.arg("1000");
-        Server::of(command, library)
-    }
-
-    /// Of a command that becomes `sleep`.
-    fn of(mut command: Command, library: &Path) -> Server {
-        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-        let place = listener.local_addr().unwrap().to_string();
-        let statistics = File::from(memfd_create(MEMFD_NAME, MemfdFlags::CLOEXEC).unwrap());
-        statistics.set_len(CONNS_OFFSET as u64).unwrap();
-        // (It holds both.)
-        command.env("LD_PRELOAD", library).stdin(OwnedFd::from(listener));
-        let process = Running(command.stdout(statistics.try_clone().unwrap()).spawn().unwrap());
-        drop(command);
-        wait_for_program(&process, "sleep");
-        wait_for_maps(&process, "libnetacc-preload.so");
-        let server = Server { process, statistics, place };
-        server.put(offset_of!(Header, magic), &MAGIC.to_ne_bytes());
-        server.put(offset_of!(Header, version), &VERSION.to_ne_bytes());
-        server.put(offset_of!(Header, pid), &server.process.0.id().to_ne_bytes());
-        server
-    }
-
-    fn put(&self, at: usize, bytes: &[u8]) {
-        self.statistics.write_all_at(bytes, at as u64).unwrap();
-    }
-
-    /// Says that it has this configuration.
-    fn configure(&self, text: &str) {
-        self.put(offset_of!(Header, config), text.as_bytes());
-        self.put(offset_of!(Header, config_len), &(text.len() as u32).to_ne_bytes());
-    }
 }
 
 #[test]
@@ -617,16 +540,6 @@ fn what_the_servers_end_keeps_on_tcp_is_in_the_way() {
     says(finding(&told, "config", "problem"), "the client's end: NACC_ENABLE_RDMA_DEFAULT=0");
 }
 
-/// Waits until a process is that program.
-fn wait_for_program(process: &Running, name: &str) {
-    let end = Instant::now() + Duration::from_secs(60);
-    let comm = format!("/proc/{}/comm", process.pid());
-    while std::fs::read_to_string(&comm).unwrap().trim_end() != name {
-        assert!(Instant::now() < end, "{comm}");
-        std::thread::sleep(Duration::from_millis(5));
-    }
-}
-
 #[test]
 fn limits_of_memory_are_seen() {
     let scratch = Scratch::new();
@@ -726,7 +639,10 @@ fn text_has_80_columns_and_a_verdict() {
     let is_long = |line: &&str| line.chars().count() > 80 && line.trim().contains(' ');
     let long: Vec<&str> = ran.out.lines().filter(is_long).collect();
     assert!(long.is_empty(), "{long:?}");
-    assert!(ran.out.contains("\nNothing is in the way. ("), "{}", ran.out);
+    let verdict = ran.out.lines().last().unwrap();
+    let noted = verdict.strip_prefix("Nothing is in the way.").unwrap();
+    let notes = ran.out.lines().filter(|line| line.starts_with("note ")).count();
+    assert_eq!(noted.contains(" note"), notes != 0, "{}", ran.out);
 }
 
 /// What it says of a place, in a network namespace of its own with what the words of a shell make

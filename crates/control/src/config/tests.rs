@@ -298,6 +298,7 @@ fn what_is_rendered_reads_back() {
         assert_eq!(origin, origins.of(*key).as_str());
     }
     assert!(text.contains("# file: /etc/netacc.conf\n"));
+    assert_eq!(file_of(&text), Some("/etc/netacc.conf"));
     assert!(text.contains("NACC_EMPTY_QP_EXPIRE_MS=-1 # file:2\n"));
     assert!(text.len() < 4096);
 }

@@ -1,10 +1,18 @@
 //! `netacc doctor`, and what it has found.
 
 use super::{Ran, run};
+use netacc_control::stats::{CONNS_OFFSET, Header, MAGIC, MEMFD_NAME, VERSION};
+use rustix::fs::{MemfdFlags, memfd_create};
 use serde_json::Value;
 use std::ffi::OsStr;
+use std::fs::File;
+use std::mem::offset_of;
+use std::net::TcpListener;
+use std::os::fd::OwnedFd;
+use std::os::unix::fs::FileExt;
 use std::path::Path;
-use std::process::Command;
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
 
 pub fn doctor(library: &Path) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_netacc"));
@@ -37,4 +45,88 @@ pub fn says(finding: &Value, text: &str) {
     let found = finding["found"].as_str().unwrap();
     assert!(found.contains(text), "{text}: {finding}");
     assert!(!finding["remedy"].as_str().unwrap_or_default().is_empty(), "{finding}");
+}
+
+/// A child that is killed at the end.
+pub struct Running(pub Child);
+
+impl Running {
+    pub fn new(command: &mut Command) -> Running {
+        let child = command.stdout(Stdio::piped()).stdin(Stdio::piped()).spawn().unwrap();
+        Running(child)
+    }
+
+    pub fn pid(&self) -> String {
+        self.0.id().to_string()
+    }
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+pub fn wait_for_maps(process: &Running, name: &str) {
+    let end = Instant::now() + Duration::from_secs(60);
+    let maps = format!("/proc/{}/maps", process.pid());
+    while !std::fs::read_to_string(&maps).unwrap().contains(name) {
+        assert!(Instant::now() < end, "{name} is not in {maps}");
+        std::thread::sleep(Duration::from_millis(5));
+    }
+}
+
+/// Waits until a process is that program.
+pub fn wait_for_program(process: &Running, name: &str) {
+    let end = Instant::now() + Duration::from_secs(60);
+    let comm = format!("/proc/{}/comm", process.pid());
+    while std::fs::read_to_string(&comm).unwrap().trim_end() != name {
+        assert!(Instant::now() < end, "{comm}");
+        std::thread::sleep(Duration::from_millis(5));
+    }
+}
+
+/// A program that listens and has the library, with statistics that a test writes.
+pub struct Server {
+    pub process: Running,
+    statistics: File,
+    pub place: String,
+}
+
+impl Server {
+    pub fn new(library: &Path) -> Server {
+        let mut command = Command::new("sleep");
+        command.arg("1000");
+        Server::of(command, library)
+    }
+
+    /// Of a command that becomes `sleep`.
+    pub fn of(mut command: Command, library: &Path) -> Server {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let place = listener.local_addr().unwrap().to_string();
+        let statistics = File::from(memfd_create(MEMFD_NAME, MemfdFlags::CLOEXEC).unwrap());
+        statistics.set_len(CONNS_OFFSET as u64).unwrap();
+        // (It holds both.)
+        command.env("LD_PRELOAD", library).stdin(OwnedFd::from(listener));
+        let process = Running(command.stdout(statistics.try_clone().unwrap()).spawn().unwrap());
+        drop(command);
+        wait_for_program(&process, "sleep");
+        wait_for_maps(&process, "libnetacc-preload.so");
+        let server = Server { process, statistics, place };
+        server.put(offset_of!(Header, magic), &MAGIC.to_ne_bytes());
+        server.put(offset_of!(Header, version), &VERSION.to_ne_bytes());
+        server.put(offset_of!(Header, pid), &server.process.0.id().to_ne_bytes());
+        server
+    }
+
+    pub fn put(&self, at: usize, bytes: &[u8]) {
+        self.statistics.write_all_at(bytes, at as u64).unwrap();
+    }
+
+    /// Says that it has this configuration.
+    pub fn configure(&self, text: &str) {
+        self.put(offset_of!(Header, config), text.as_bytes());
+        self.put(offset_of!(Header, config_len), &(text.len() as u32).to_ne_bytes());
+    }
 }

@@ -12,7 +12,7 @@ use crate::launch::Environment;
 use crate::options::VERSION;
 use crate::segment::{self, Process, SegmentError};
 use crate::show::one_line;
-use netacc_control::config::{Key, Paths, parse_rendered};
+use netacc_control::config::{Config, Key, Paths, parse_rendered};
 use netacc_control::stats::{Path as Way, Reason};
 use std::fs;
 use std::io::ErrorKind;
@@ -45,29 +45,70 @@ pub fn look(host: &str, port: u16, findings: &mut Findings) {
             Vec::new()
         }
     };
-    let config = host::config(&mut Environment::inherited(), findings);
-    if let Some(config) = &config {
-        host::effect(config, rules::CLIENTS, findings);
-        found.iter().for_each(|to| rules::of_connection(&config.rules, *to, findings));
+    let mut environment = Environment::inherited();
+    let config = host::config(&mut environment, findings);
+    let ends: Vec<(SocketAddr, Client)> = match &config {
+        None => found.into_iter().map(|to| (to, Client::default())).collect(),
+        Some(config) => {
+            let file = host::config_file(&environment);
+            host::effect(config, rules::CLIENTS, findings);
+            let rule = |to| rules::of_connection(&config.rules, to, &file, findings);
+            let left: Vec<_> = found.iter().copied().map(rule).collect();
+            found.into_iter().zip(left).map(|(to, left)| (to, Client::of(config, left))).collect()
+        }
+    };
+    each(&ends, &own, findings);
+}
+
+/// What the client's end leaves to a connection.
+#[derive(Debug, Clone, Copy, Default)]
+struct Client {
+    paths: Paths,
+    /// It is a rule that leaves no others.
+    by_rule: bool,
+}
+
+impl Client {
+    /// `left`: what the rule that holds leaves to it.
+    fn of(config: &Config, left: Option<Paths>) -> Client {
+        let paths = match left {
+            _ if !config.accelerate_by_default || config.accelerate_percent == 0 => Paths::TCP,
+            Some(left) => left.within(config.paths),
+            None => config.paths,
+        };
+        Client { paths, by_rule: paths != config.paths && left.is_some() }
     }
-    let paths = config.map_or_else(Paths::default, |config| config.paths);
-    each(&found, &own, paths, findings);
+
+    /// What it has none but these of.
+    fn says(self) -> String {
+        match self.by_rule {
+            true => format!("{} alone, by the rule of the client's end,", self.paths),
+            false => format!("NACC_PATHS={} of the client's end", self.paths),
+        }
+    }
+
+    fn remedy(self) -> &'static str {
+        match self.by_rule {
+            true => "if that was not meant: correct that rule",
+            false => "NACC_PATHS=shm,rdma",
+        }
+    }
 }
 
 /// Looks at every address of a name.
-fn each(found: &[SocketAddr], own: &[Own], paths: Paths, findings: &mut Findings) {
+fn each(found: &[(SocketAddr, Client)], own: &[Own], findings: &mut Findings) {
     // A name may have addresses that nobody serves, beside one that is: clients try them all.
     let is_served = |to: &SocketAddr| {
         interfaces::is_own(to.ip(), own) && !listeners("/proc/self", *to).is_empty()
     };
-    let is_any_served = found.iter().any(is_served);
-    for address in found.iter().copied() {
+    let is_any_served = found.iter().any(|(to, _)| is_served(to));
+    for (address, client) in found.iter().copied() {
         match interfaces::is_own(address.ip(), own) {
             true if is_any_served && !is_served(&address) => {
                 findings.note("listener", format!("nobody listens on {address}"), "");
             }
-            true => here(address, paths, findings),
-            false => elsewhere(address, own, paths, findings),
+            true => here(address, client, findings),
+            false => elsewhere(address, own, client, findings),
         }
     }
 }
@@ -194,7 +235,7 @@ fn holders(listeners: &[Listener]) -> (Vec<u32>, bool) {
 }
 
 /// A connection within this host.
-fn here(to: SocketAddr, paths: Paths, findings: &mut Findings) {
+fn here(to: SocketAddr, client: Client, findings: &mut Findings) {
     let listeners = listeners("/proc/self", to);
     if listeners.is_empty() {
         nobody(to, findings);
@@ -216,7 +257,7 @@ fn here(to: SocketAddr, paths: Paths, findings: &mut Findings) {
             findings.ok("listener", format!("{found}; it has the library"));
             let found = "how its end is configured is not known";
             findings.note("config", found, format!("sudo netacc doctor {to}"));
-            within_host(to, paths, findings);
+            within_host(to, client, findings);
         } else if is_partial {
             findings.blind("listener", found, format!("sudo netacc doctor {to}"));
         } else {
@@ -225,10 +266,10 @@ fn here(to: SocketAddr, paths: Paths, findings: &mut Findings) {
         }
         return;
     }
-    if servers(&pids, to, paths, findings) {
-        within_host(to, paths, findings);
+    if servers(&pids, to, client.paths, findings) {
+        within_host(to, client, findings);
     } else {
-        findings.ok("path", format!("to {to}: TCP, as it is"));
+        stays_on_tcp(to, findings);
     }
 }
 
@@ -367,17 +408,27 @@ fn has_none_of(paths: Paths, others: Paths, to: SocketAddr) -> bool {
 }
 
 /// The path to a server of this host that has the library, by the paths of the client's end.
-fn within_host(to: SocketAddr, paths: Paths, findings: &mut Findings) {
+fn within_host(to: SocketAddr, client: Client, findings: &mut Findings) {
+    let paths = client.paths;
+    if paths.is_empty() {
+        return stays_on_tcp(to, findings);
+    }
     if !serve_within(paths, to) {
-        findings.problem(
-            "path",
-            format!("to {to}: TCP: NACC_PATHS={paths} of the client's end has no shared memory"),
-            "NACC_PATHS=shm,rdma",
-        );
+        let found = format!("to {to}: TCP: {} has no shared memory", client.says());
+        findings.problem("path", found, client.remedy());
         return;
     }
-    let found = "shared memory, if the client has the library, too";
-    findings.ok("path", format!("to {to}: {found} (netacc_run)"));
+    let path = match paths.contains(Way::Shm) {
+        true => "shared memory",
+        false => "RDMA, where a device has this address",
+    };
+    let found = format!("to {to}: {path}, if the client has the library, too (netacc_run)");
+    findings.ok("path", found);
+}
+
+/// What keeps it there has been said.
+fn stays_on_tcp(to: SocketAddr, findings: &mut Findings) {
+    findings.ok("path", format!("to {to}: TCP, as it is"));
 }
 
 /// Whether a process with the library says that it accepts at a port.
@@ -397,16 +448,23 @@ fn nobody(to: SocketAddr, findings: &mut Findings) {
             continue;
         }
         seen.push(namespace);
-        let any = listeners(&directory, SocketAddr::new(IpAddr::from([0; 4]), to.port()));
-        if any.is_empty() && listeners(&directory, to).is_empty() {
+        let mut there = listeners(&directory, SocketAddr::new(IpAddr::from([0; 4]), to.port()));
+        there.extend(listeners(&directory, to));
+        if there.is_empty() {
             continue;
         }
+        // (The one that listens may be in sight, or not; any process of its namespace leads to it.)
+        let (holders, _) = holders(&there);
+        let (pid, whose) = match holders.first() {
+            Some(holder) => (*holder, ", which listens there"),
+            None => (pid, ""),
+        };
         let name = one_line(&segment::name(pid).unwrap_or_default());
         findings.problem(
             "listener",
             format!(
                 "nobody listens on {to} here, but on port {} in the network namespace of process \
-                 {pid} ({name}): a connection that is led there stays on TCP",
+                 {pid} ({name}){whose}: a connection that is led there stays on TCP",
                 to.port()
             ),
             "put both ends into one network namespace: --network=host, --network=container:…, one \
@@ -420,7 +478,7 @@ fn nobody(to: SocketAddr, findings: &mut Findings) {
 }
 
 /// A connection to another host.
-fn elsewhere(to: SocketAddr, own: &[Own], paths: Paths, findings: &mut Findings) {
+fn elsewhere(to: SocketAddr, own: &[Own], client: Client, findings: &mut Findings) {
     let route = match interfaces::route(to) {
         Ok(route) => route,
         Err(error) => {
@@ -448,7 +506,9 @@ fn elsewhere(to: SocketAddr, own: &[Own], paths: Paths, findings: &mut Findings)
             false
         }
     };
+    let paths = client.paths;
     match device(&route, own).filter(|_| paths.contains(Way::Rdma)) {
+        _ if paths.is_empty() => stays_on_tcp(to, findings),
         Some(port) => over_rdma(to, answers, &route, &port, findings),
         None if paths.contains(Way::Utcp) => {
             let found = "TCP in user space (utcp), whether the other end has the library or not";
@@ -456,8 +516,8 @@ fn elsewhere(to: SocketAddr, own: &[Own], paths: Paths, findings: &mut Findings)
         }
         None if !paths.contains(Way::Rdma) => findings.problem(
             "path",
-            format!("to {to}: TCP: NACC_PATHS={paths} of the client's end has no RDMA"),
-            "NACC_PATHS=shm,rdma",
+            format!("to {to}: TCP: {} has no RDMA", client.says()),
+            client.remedy(),
         ),
         None => {
             let reason = Reason::NoRdmaDevice;
@@ -513,7 +573,7 @@ fn over_rdma(to: SocketAddr, answers: bool, route: &Route, port: &Port, findings
             "path",
             format!("to {to}: RDMA ({device}), if both ends have the library (netacc_run)"),
         ),
-        false => findings.ok("path", format!("to {to}: TCP, as it is")),
+        false => stays_on_tcp(to, findings),
     }
 }
 
@@ -660,7 +720,8 @@ mod tests {
         let not = SocketAddr::new("127.0.0.2".parse().unwrap(), served.port());
         let levels = |found: &[SocketAddr]| {
             let mut findings = Findings::default();
-            each(found, &[], Paths::default(), &mut findings);
+            let found: Vec<_> = found.iter().map(|to| (*to, Client::default())).collect();
+            each(&found, &[], &mut findings);
             let told = findings.json("connection", "c");
             let all = told["findings"].as_array().unwrap().iter();
             let nobody = all.filter(|f| f["found"].as_str().unwrap().contains("nobody listens"));

@@ -175,8 +175,12 @@ impl Findings {
             _ if problems == 1 => String::from("One thing is in the way."),
             _ => format!("{problems} things are in the way."),
         };
-        let plural = if notes == 1 { "note" } else { "notes" };
-        let _ = writeln!(out, "\n{said} ({notes} {plural})");
+        let notes = match notes {
+            0 => String::new(),
+            1 => String::from(" (1 note)"),
+            notes => format!(" ({notes} notes)"),
+        };
+        let _ = writeln!(out, "\n{said}{notes}");
         terminal::fold(out, columns)
     }
 }
@@ -224,6 +228,17 @@ mod tests {
         assert!(matches!(long.as_slice(), [one] if one.trim() == "x".repeat(90)), "{text}");
         assert!(text.lines().all(|line| !line.chars().any(char::is_control)), "{text}");
         assert!(text.ends_with("\nNothing is in the way. (1 note)\n"), "{text}");
+    }
+
+    #[test]
+    fn notes_are_counted_where_there_are_some() {
+        let mut findings = Findings::default();
+        findings.ok("a", "b");
+        for end in ["", " (1 note)", " (2 notes)"] {
+            let text = findings.text("host", "h", None);
+            assert!(text.ends_with(&format!("\nNothing is in the way.{end}\n")), "{text}");
+            findings.note("a", "b", "");
+        }
     }
 
     #[test]

@@ -124,8 +124,7 @@ pub fn config(environment: &mut Environment, findings: &mut Findings) -> Option<
             None
         }
         Ok((config, origins)) => {
-            let path = environment.get(ENV_FILE).filter(|path| !path.is_empty());
-            let path = path.map_or_else(|| PathBuf::from(DEFAULT_FILE), PathBuf::from);
+            let path = config_file(environment);
             let file = path.display();
             findings.ok(
                 "config",
@@ -166,6 +165,12 @@ fn traces(config: &Config, origins: &Origins, findings: &mut Findings) {
         _ => format!("{name}={DIRECTORY} in the configuration file; {ABOUT_CONFIG}"),
     };
     findings.note("trace", format!("{name}={wanted}: {why}: traces are in {DIRECTORY}"), remedy);
+}
+
+/// The file that its rules come from.
+pub fn config_file(environment: &Environment) -> PathBuf {
+    let path = environment.get(ENV_FILE).filter(|path| !path.is_empty());
+    path.map_or_else(|| PathBuf::from(DEFAULT_FILE), PathBuf::from)
 }
 
 /// What the configuration itself keeps on TCP, and whether the path may be taken that needs

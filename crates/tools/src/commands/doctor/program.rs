@@ -19,9 +19,8 @@ pub fn look(words: &[OsString], findings: &mut Findings) {
     let name = words.first().cloned().unwrap_or_default();
     let path = environment.get("PATH").map(OsStr::to_owned);
     let Some(program) = command::find(&name, path.as_deref()) else {
-        let name = name.to_string_lossy();
-        let remedy = format!("command -v {name}; name it by its path");
-        findings.blind("program", format!("{name}: command not found"), remedy);
+        let (found, remedy) = not_found(&name.to_string_lossy());
+        findings.blind("program", found, remedy);
         return;
     };
     if !program.is_file() {
@@ -47,10 +46,51 @@ pub fn look(words: &[OsString], findings: &mut Findings) {
     if let Some(config) = host::config(&mut environment, findings) {
         host::effect(&config, "", findings);
         let (file, name) = known_as(&program, path.as_deref());
-        rules::of_program(&config.rules, Program { file: &file, name: &name }, findings);
+        let program = Program { file: &file, name: &name };
+        rules::of_program(&config.rules, program, &host::config_file(&environment), findings);
     }
     host::limits("/proc/self", rdma::has_devices(), findings);
     host::confinement(findings);
+}
+
+/// What is said of a word that names no command, and what may be meant instead.
+fn not_found(name: &str) -> (String, String) {
+    let words: Vec<&str> = name.split_ascii_whitespace().collect();
+    if words.len() > 1 {
+        let found = format!("{name}: command not found; it is one word with blanks");
+        let words = words.join(" ");
+        let remedy = format!("a command and its arguments are words each: netacc doctor {words}");
+        return (found, remedy);
+    }
+    if let Some((host, service)) = place(name) {
+        let found = format!("{name}: command not found; and in a place the port is a number");
+        let port = service_port(&look::file("/etc/services").unwrap_or_default(), service);
+        let port = port.map_or_else(|| String::from("PORT"), |port| port.to_string());
+        return (found, format!("netacc doctor {host}:{port}"));
+    }
+    if name.contains('/') {
+        let folder = Path::new(name).parent().unwrap_or(Path::new("/")).display();
+        return (format!("{name}: no such file"), format!("ls -l {folder}"));
+    }
+    (format!("{name}: command not found"), format!("command -v {name}; name it by its path"))
+}
+
+/// A host, and a service by its name.
+fn place(name: &str) -> Option<(&str, &str)> {
+    let (host, service) = name.rsplit_once(':')?;
+    let is_name = |c: char| c.is_ascii_alphanumeric() || c == '-';
+    let is_one = !service.is_empty() && service.chars().all(is_name);
+    let is_host = !host.is_empty() && !host.ends_with(':') && !host.contains('/');
+    (is_one && is_host).then_some((host, service))
+}
+
+/// The port of a service, as services(5) has it.
+fn service_port(services: &str, name: &str) -> Option<u16> {
+    services.lines().find_map(|line| {
+        let mut words = line.split('#').next()?.split_whitespace();
+        let (first, port) = (words.next()?, words.next()?.strip_suffix("/tcp")?);
+        (first == name || words.any(|alias| alias == name)).then(|| port.parse().ok())?
+    })
 }
 
 /// What this program is made for.
@@ -267,6 +307,26 @@ mod tests {
         for (obstacle, text) in all {
             let verdict = Verdict { program: PathBuf::from("/bin/x"), obstacle };
             assert!(remedy(&verdict).contains(text), "{text}: {}", remedy(&verdict));
+        }
+    }
+
+    #[test]
+    fn what_is_no_command_is_told_by_what_it_may_be() {
+        for (name, found, remedy) in [
+            ("./st extra", "one word with blanks", "netacc doctor ./st extra"),
+            ("localhost:no-such", "the port is a number", "netacc doctor localhost:PORT"),
+            ("std::sort", "std::sort: command not found", "command -v std::sort;"),
+            ("/nowhere/st", "/nowhere/st: no such file", "ls -l /nowhere"),
+            ("st", "st: command not found", "command -v st; name it by its path"),
+        ] {
+            let said = not_found(name);
+            assert!(said.0.contains(found) && said.1.contains(remedy), "{name}: {said:?}");
+        }
+        let services = "# a\nhttp\t80/tcp  www # web\ndomain 53/udp\ndomain 53/tcp\n";
+        for (name, port) in
+            [("http", Some(80)), ("www", Some(80)), ("domain", Some(53)), ("web", None)]
+        {
+            assert_eq!(service_port(services, name), port, "{name}");
         }
     }
 

@@ -5,12 +5,28 @@ use super::connection::{listening_ports, serve_within};
 use super::finding::Findings;
 use super::look::Status;
 use crate::segment::Process;
-use netacc_control::config::{Direction, Program, Rule, Subject, rendered_rules};
+use crate::show::one_line;
+use netacc_control::config::{
+    DEFAULT_FILE, Direction, Paths, Program, Rule, Subject, file_of, rendered_rules,
+};
 use netacc_control::stats::{Connection, Reason};
 use std::net::{IpAddr, SocketAddr};
+use std::path::Path;
 
-const REMEDY: &str =
-    "if that was not meant: correct the rule in netacc.conf, and start the program again";
+/// What mends a rule of what is started here. `file`: where its configuration is.
+fn correct(file: &Path) -> String {
+    format!("if that was not meant: correct the rule in {}", one_line(&file.to_string_lossy()))
+}
+
+/// What mends a rule of a process: it takes its rules again, unless it takes no requests.
+fn correct_of(process: &Process) -> String {
+    let file = file_of(&process.header.config).unwrap_or(DEFAULT_FILE);
+    let again = match process.header.requests {
+        Some(_) => format!("netacc cfg reload -p {}", process.pid),
+        None => String::from("start the program again"),
+    };
+    format!("{}, and {again}", correct(Path::new(file)))
+}
 
 /// What a rule does, in words.
 fn effect(rule: &Rule) -> String {
@@ -79,7 +95,7 @@ pub fn of_process(process: &Process, user: u32, findings: &mut Findings) {
                 findings.problem("rule", found, Reason::ConfigUnreadable.remedy());
             }
             0 => findings.ok("rule", found),
-            _ => findings.note("rule", found, REMEDY),
+            _ => findings.note("rule", found, correct_of(process)),
         }
     }
 }
@@ -96,21 +112,26 @@ fn subject(connection: &Connection, listening: &[u16], user: u32) -> Option<Subj
 }
 
 /// The rules that may hold in a program.
-pub fn of_program(rules: &[Rule], program: Program<'_>, findings: &mut Findings) {
+pub fn of_program(rules: &[Rule], program: Program<'_>, file: &Path, findings: &mut Findings) {
     for rule in rules.iter().filter(|rule| rule.is_of(program)) {
         let found =
             format!("{} may hold for a connection of it, and then {}", rule.name, effect(rule));
         let keeps = rule.paths().is_some_and(|paths| paths.is_empty());
         match keeps {
-            true => findings.note("rule", found, REMEDY),
+            true => findings.note("rule", found, correct(file)),
             false => findings.ok("rule", found),
         }
     }
 }
 
 /// The rules that hold for a connection from here, of this user's, up to the first that holds for
-/// all programs.
-pub fn of_connection(rules: &[Rule], to: SocketAddr, findings: &mut Findings) {
+/// all programs; and the paths that this one leaves.
+pub fn of_connection(
+    rules: &[Rule],
+    to: SocketAddr,
+    file: &Path,
+    findings: &mut Findings,
+) -> Option<Paths> {
     let user = rustix::process::geteuid().as_raw();
     let of = Subject { port: to.port(), peer: to.ip(), direction: Direction::Out, user };
     for rule in rules.iter().filter(|rule| rule.holds(&of)) {
@@ -124,11 +145,12 @@ pub fn of_connection(rules: &[Rule], to: SocketAddr, findings: &mut Findings) {
         }
         let found = format!("{CLIENTS}{name}, to {to}: {}", effect(rule));
         match keeps {
-            true => findings.problem("rule", found, REMEDY),
+            true => findings.problem("rule", found, correct(file)),
             false => findings.ok("rule", found),
         }
-        return;
+        return rule.paths();
     }
+    None
 }
 
 /// Whose configuration it is of a connection's ends: that of what is started here.
@@ -155,7 +177,7 @@ pub fn of_server(server: &Process, from: IpAddr, to: SocketAddr, findings: &mut 
         _ if rule.is_of_unreadable_file() => {
             findings.problem("rule", found, Reason::ConfigUnreadable.remedy());
         }
-        true => findings.problem("rule", found, REMEDY),
+        true => findings.problem("rule", found, correct_of(server)),
         false => findings.ok("rule", found),
     }
 }
@@ -183,18 +205,20 @@ mod tests {
     fn a_connection_has_the_first_rule_that_holds_for_any_program() {
         let of = |port: u16| {
             let mut findings = Findings::default();
-            of_connection(&rules(RULES), SocketAddr::from(([127, 0, 0, 1], port)), &mut findings);
-            told(&findings)
+            let to = SocketAddr::from(([127, 0, 0, 1], port));
+            let left = of_connection(&rules(RULES), to, Path::new("f"), &mut findings);
+            (told(&findings), left.map(|paths| paths.to_string()))
         };
         assert_eq!(
-            of(80),
+            of(80).0,
             [
                 "note: the client's end: a, to 127.0.0.1:80 for x: keeps it on TCP",
                 "ok: the client's end: b, to 127.0.0.1:80: lets it take shm alone"
             ]
         );
-        assert_eq!(of(81), ["problem: the client's end: c, to 127.0.0.1:81: keeps it on TCP"]);
-        assert!(of(91).is_empty());
+        assert_eq!(of(81).0, ["problem: the client's end: c, to 127.0.0.1:81: keeps it on TCP"]);
+        assert_eq!(of(91), (Vec::new(), None));
+        assert_eq!([of(80).1, of(81).1], ["shm", "tcp"].map(|paths| Some(paths.to_owned())));
     }
 
     #[test]
@@ -216,7 +240,12 @@ mod tests {
     #[test]
     fn a_program_has_the_rules_that_name_it_or_none() {
         let mut findings = Findings::default();
-        of_program(&rules(RULES), Program { file: "/bin/y", name: "y" }, &mut findings);
+        of_program(
+            &rules(RULES),
+            Program { file: "/bin/y", name: "y" },
+            Path::new("f"),
+            &mut findings,
+        );
         let names: Vec<_> = told(&findings).iter().map(|f| f.replace(" may hold", "|")).collect();
         let names: Vec<_> = names.iter().filter_map(|f| f.split('|').next()).collect();
         assert_eq!(names, ["ok: b", "note: c", "note: d"]);
