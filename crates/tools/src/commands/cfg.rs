@@ -10,10 +10,13 @@ use crate::show::printable;
 use crate::table::Table;
 use crate::terminal;
 use clap::ArgMatches;
-use netacc_control::config::{Config, DEFAULT_FILE, Key, RULES, TakesEffect, rendered_rules};
+use netacc_control::config::{
+    Answer, Config, DEFAULT_FILE, Key, RULES, TakesEffect, file_of, rendered_rules,
+};
 use serde_json::{Value, json};
 use std::ffi::c_int;
 use std::fs;
+use std::io::ErrorKind;
 use std::os::unix::fs::MetadataExt;
 use std::panic::resume_unwind;
 use std::path::PathBuf;
@@ -437,10 +440,15 @@ fn reload_in(pid: u32, limit: Duration) -> Reloaded {
     let (mut name, mut file, mut rules) = Default::default();
     let mut ask = || -> Result<(), String> {
         let is = live::configuration(pid).map_err(|error| error.to_string())?;
-        let named = is.1.lines().next().and_then(|line| line.strip_prefix("# file: "));
+        let named = file_of(&is.1);
         (name, file) = (is.0, named.unwrap_or(DEFAULT_FILE).to_owned());
-        live::set(pid, RULES, "", limit)
-            .map_err(|failure| mistakes(pid, &file).unwrap_or_else(|| failure.to_string()))?;
+        live::set(pid, RULES, "", limit).map_err(|failure| {
+            let why = match failure {
+                Failure::Refused(Answer::Unread) => unread(pid, named),
+                _ => mistakes(pid, &file),
+            };
+            why.unwrap_or_else(|| failure.to_string())
+        })?;
         let is = live::configuration(pid).map_err(|error| error.to_string())?;
         rules = rendered_rules(&is.1).0.len();
         Ok(())
@@ -449,14 +457,59 @@ fn reload_in(pid: u32, limit: Duration) -> Reloaded {
     Reloaded { pid, name, file, rules, done }
 }
 
+/// Why a process could not read its file, as far as it shows from here. `named`: the one that it
+/// had at its start.
+fn unread(pid: u32, named: Option<&str>) -> Option<String> {
+    let file = named.unwrap_or(DEFAULT_FILE);
+    if !file.starts_with('/') {
+        return Some(format!(
+            "its configuration file has a relative name, {file}, which may be another one's by \
+             now; its rules are as they were: restart it"
+        ));
+    }
+    // (The default file in our own view is nobody's to choose.)
+    let is_seen = file == DEFAULT_FILE && has_our_files(pid);
+    if !is_seen && !is_ours(pid) {
+        return None;
+    }
+    let seen = PathBuf::from(format!("/proc/{pid}/root")).join(file.strip_prefix('/')?);
+    match fs::symlink_metadata(seen) {
+        Err(error) if error.kind() == ErrorKind::NotFound => Some(match named {
+            Some(_) => format!("there is no {file} any more; its rules are as they were"),
+            None => format!(
+                "it was started without a configuration file, and there is no {file}: write that \
+                 one, or the one that its NACC_CONF names, and reload again"
+            ),
+        }),
+        Ok(is) if is.is_file() && is.len() == 0 => {
+            Some(format!("its configuration file, {file}, is empty; its rules are as they were"))
+        }
+        _ => None,
+    }
+}
+
+fn is_ours(pid: u32) -> bool {
+    let owner = fs::metadata(format!("/proc/{pid}")).map(|is| is.uid());
+    owner.is_ok_and(|owner| owner == rustix::process::geteuid().as_raw())
+}
+
+/// Whether a process has the mounts and the root that we have.
+fn has_our_files(pid: u32) -> bool {
+    let of = |pid: &str, what: &str| fs::read_link(format!("/proc/{pid}/{what}")).ok();
+    let (pid, own) = (pid.to_string(), "self");
+    ["ns/mnt", "root"].iter().all(|what| {
+        let theirs = of(&pid, what);
+        theirs.is_some() && theirs == of(own, what)
+    })
+}
+
 /// The mistakes of a file that a process has not taken, as far as they can be read from here. Only
 /// of a process of this very user's: another one may name a file that is not for it to read, or
 /// that hangs who reads it.
 fn mistakes(pid: u32, file: &str) -> Option<String> {
-    let owner = fs::metadata(format!("/proc/{pid}")).ok()?.uid();
     let root = PathBuf::from(format!("/proc/{pid}/root"));
     let seen = root.join(file.strip_prefix('/')?);
-    if owner != rustix::process::geteuid().as_raw() || !seen.metadata().ok()?.is_file() {
+    if !is_ours(pid) || !seen.metadata().ok()?.is_file() {
         return None;
     }
     let text = fs::read_to_string(&seen).ok()?;
@@ -464,4 +517,31 @@ fn mistakes(pid: u32, file: &str) -> Option<String> {
     let errors = Config::resolve(Some((file, &text)), &|_| None, &[], &users).err()?;
     let errors: Vec<String> = errors.iter().map(ToString::to_string).collect();
     Some(format!("{}; its rules are as they were", errors.join("; ")))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_file_that_cannot_be_read_is_told_from_none_and_from_an_empty_one() {
+        let own = std::process::id();
+        let folder = std::env::temp_dir().join(format!("netacc-cfg-{own}"));
+        fs::create_dir_all(&folder).unwrap();
+        let file = folder.join("netacc.conf");
+        let name = file.to_str().unwrap();
+        let says = || unread(own, Some(name)).unwrap_or_default();
+        assert!(says().contains(&format!("there is no {name}")), "{}", says());
+        fs::write(&file, "").unwrap();
+        assert!(says().contains("is empty"), "{}", says());
+        fs::write(&file, "[netacc]\n").unwrap();
+        assert_eq!(unread(own, Some(name)), None);
+        fs::remove_dir_all(&folder).unwrap();
+        assert!(unread(own, Some("netacc.conf")).unwrap().contains("a relative name"));
+        assert!(has_our_files(own));
+        if !std::path::Path::new(DEFAULT_FILE).exists() {
+            let said = unread(own, None).unwrap();
+            assert!(said.contains("started without a configuration file"), "{said}");
+        }
+    }
 }
