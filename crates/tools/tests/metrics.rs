@@ -6,6 +6,7 @@ use netacc_control::stats::{
     CONNS_OFFSET, ConnRecord, Counter, Header, MAGIC, MEMFD_NAME, Path, Reason, VERSION,
 };
 use rustix::fs::{MemfdFlags, memfd_create};
+use rustix::process::{Pid, Signal};
 use std::fs::{self, File};
 use std::io::{BufRead, BufReader, Read, Write};
 use std::mem::{offset_of, size_of};
@@ -13,7 +14,9 @@ use std::net::TcpStream;
 use std::os::unix::fs::FileExt;
 use std::os::unix::fs::MetadataExt;
 use std::os::unix::net::UnixStream;
+use std::os::unix::process::ExitStatusExt;
 use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
 use support::{Scratch, run};
 
 /// A segment of this process, which then has the library, as it seems.
@@ -158,7 +161,12 @@ struct Server(Child, String);
 
 impl Server {
     fn new(arguments: &[&str]) -> Server {
-        let mut child = metrics().args(arguments).stderr(Stdio::piped()).spawn().unwrap();
+        Server::of(&mut metrics(), arguments)
+    }
+
+    fn of(command: &mut Command, arguments: &[&str]) -> Server {
+        let command = command.args(arguments).stdin(Stdio::null()).stdout(Stdio::null());
+        let mut child = command.stderr(Stdio::piped()).spawn().unwrap();
         let mut line = String::new();
         BufReader::new(child.stderr.take().unwrap()).read_line(&mut line).unwrap();
         let place = line.trim().strip_prefix("netacc metrics: ").unwrap().to_owned();
@@ -314,6 +322,50 @@ fn it_is_served_on_a_unix_socket_and_takes_the_place_of_one_that_is_gone() {
         assert_eq!(ran.status, Some(1));
         assert!(ran.err.contains("Address already in use"), "{}", ran.err);
         drop(server);
+    }
+}
+
+#[test]
+fn a_signal_takes_its_own_unix_socket_away_and_no_other_s() {
+    let scratch = Scratch::new();
+    let path = scratch.path("socket");
+    for signal in [Signal::TERM, Signal::INT, Signal::HUP] {
+        let ends_with = |is_replaced: bool| {
+            let mut server = Server::new(&["--listen", &format!("unix:{}", path.display())]);
+            if is_replaced {
+                fs::remove_file(&path).unwrap();
+                fs::write(&path, "").unwrap();
+            }
+            rustix::process::kill_process(Pid::from_child(&server.0), signal).unwrap();
+            let status = server.0.wait().unwrap();
+            assert_eq!(status.signal(), Some(signal.as_raw()), "{status}");
+            path.exists()
+        };
+        assert!(!ends_with(false), "{signal:?}: it is left");
+        assert!(ends_with(true), "{signal:?}: somebody else's file is gone");
+        fs::remove_file(&path).unwrap();
+    }
+    // nohup(1) has it go on.
+    let mut command = Command::new("nohup");
+    command.arg(env!("CARGO_BIN_EXE_netacc")).arg("metrics");
+    let server = Server::of(&mut command, &["--listen", &format!("unix:{}", path.display())]);
+    rustix::process::kill_process(Pid::from_child(&server.0), Signal::HUP).unwrap();
+    let answer = asked(UnixStream::connect(&path).unwrap(), "GET / HTTP/1.1\r\n\r\n");
+    assert!(answer.starts_with("HTTP/1.1 200 "), "{answer}");
+}
+
+#[test]
+fn one_visitor_too_many_is_told_so() {
+    let server = Server::new(&["--listen", "0"]);
+    // (They are let in one after the other.)
+    let silent: Vec<TcpStream> = (0..16).map(|_| server.connect()).collect();
+    let answer = server.get("/metrics", "");
+    assert!(answer.starts_with("HTTP/1.1 503 Service Unavailable\r\n"), "{answer:?}");
+    assert!(answer.ends_with("\r\n\r\ntoo many visitors at once: try again\n"), "{answer:?}");
+    drop(silent);
+    let end = Instant::now() + Duration::from_secs(60);
+    while !server.get("/", "").starts_with("HTTP/1.1 200 ") {
+        assert!(Instant::now() < end);
     }
 }
 

@@ -4,9 +4,11 @@ mod support;
 
 use rustix::process::Signal;
 use std::fs::File;
+use std::io::Read;
 use std::os::unix::process::ExitStatusExt;
 use std::process::{Command, Stdio};
 use std::sync::mpsc;
+use support::terminal::Terminal;
 use support::top::Top;
 
 #[test]
@@ -61,6 +63,27 @@ fn a_signal_ends_it_and_the_terminal_is_as_it_was() {
         rustix::process::kill_process(pid, signal).unwrap();
         assert_eq!(top.ended().signal(), Some(signal.as_raw()), "{}", top.text());
         assert!(top.has_restored(), "{}", top.text());
+    }
+}
+
+#[test]
+fn a_terminal_that_cannot_be_drawn_on_gets_a_word_and_no_escape_sequence() {
+    for term in [Some("dumb"), Some(""), None] {
+        let terminal = Terminal::new(200);
+        let mut command = Command::new(env!("CARGO_BIN_EXE_netacc"));
+        match term {
+            Some(term) => command.env("TERM", term),
+            None => command.env_remove("TERM"),
+        };
+        // (That it ends by itself is its answer: nobody presses a key.)
+        let command = command.args(["top", "-d", "3600"]).stdin(terminal.slave());
+        let mut child = command.stdout(terminal.slave()).stderr(terminal.slave()).spawn().unwrap();
+        let mut said = [0; 4096];
+        let length = { &terminal.master }.read(&mut said).unwrap();
+        let said = String::from_utf8_lossy(&said[..length]);
+        assert!(said.starts_with("netacc top: this terminal cannot be drawn on"), "{said:?}");
+        assert!(!said.contains('\u{1b}'), "{said:?}");
+        assert_eq!(child.wait().unwrap().code(), Some(2));
     }
 }
 

@@ -17,7 +17,7 @@ use app::App;
 use clap::ArgMatches;
 use keys::{Keys, News};
 use signal_hook::low_level::emulate_default_handler;
-use std::ffi::c_int;
+use std::ffi::{OsStr, c_int};
 use std::io::{self, IsTerminal};
 use std::time::{Duration, Instant};
 
@@ -29,6 +29,11 @@ pub fn main(matches: &ArgMatches) -> c_int {
     };
     if !io::stdin().is_terminal() || !io::stdout().is_terminal() {
         let text = "this takes a terminal; for files and pipes there is netacc_ss -w 1";
+        return complain(text, STATUS_USAGE);
+    }
+    if !can_be_drawn_on(std::env::var_os("TERM").as_deref()) {
+        let text = "this terminal cannot be drawn on, as TERM says (dumb, or empty); there is \
+                    netacc_ss -w 1, and TERM=xterm where that is not so";
         return complain(text, STATUS_USAGE);
     }
     let pause = matches.get_one::<f64>("delay").copied().unwrap_or(1.0);
@@ -53,6 +58,11 @@ pub fn main(matches: &ArgMatches) -> c_int {
         }
         Err(error) => complain(&error.to_string(), STATUS_FAILED),
     }
+}
+
+/// Whether a terminal of that name knows what moves its cursor. (Nearly all do, and agree on it.)
+fn can_be_drawn_on(term: Option<&OsStr>) -> bool {
+    term.is_some_and(|term| !term.is_empty() && term != "dumb")
 }
 
 /// The process that a word means, which may have no library where it is a number; otherwise what is

@@ -35,7 +35,7 @@ impl Top {
         };
         // (Nobody's controlling terminal: its end sends no signal.)
         let mut command = Command::new("setsid");
-        command.arg(env!("CARGO_BIN_EXE_netacc")).arg("top").args(arguments);
+        command.arg(env!("CARGO_BIN_EXE_netacc")).arg("top").args(arguments).env("TERM", "xterm");
         let child = command.stdin(slave()).stdout(slave()).stderr(slave()).spawn().unwrap();
         drop(command);
         let keys = File::from(master);

@@ -6,11 +6,16 @@ use super::visitors::Visitors;
 use super::{State, now};
 use crate::latencies;
 use crate::metrics::Format;
+use crate::segment::field;
 use crate::show;
+use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
+use signal_hook::flag;
+use signal_hook::low_level::{emulate_default_handler, pipe};
+use std::ffi::c_int;
 use std::fs;
 use std::io::{self, Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
-use std::os::unix::fs::{FileTypeExt, PermissionsExt};
+use std::os::unix::fs::{FileTypeExt, MetadataExt, PermissionsExt};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -19,9 +24,11 @@ use std::time::{Duration, Instant};
 
 const REQUEST_MAX: usize = 8192;
 const VISITORS_MAX: usize = 16;
+/// So many more, for a moment each, are told that there are too many.
+const TURNED_AWAY_MAX: usize = 16;
 /// For a request, and for taking the answer.
 const PATIENCE: Duration = Duration::from_secs(5);
-/// For the request of one who is not answered: he is not to keep others away.
+/// For the request of one who gets nothing for it: he is not to keep others away.
 const PATIENCE_WITH_STRANGERS: Duration = Duration::from_millis(100);
 
 const PAGE: &str = include_str!("page.html");
@@ -76,14 +83,15 @@ pub(super) fn serve(place: &Place, visitors: Visitors) -> io::Result<()> {
                     continue;
                 };
                 let server = Arc::clone(&server);
-                visit(&server.clone(), move || {
+                visit(&server.clone(), move |is_full| {
                     let is_known = server.visitors.has(visitor, own);
-                    server.answer(stream, is_known, true);
+                    server.answer(stream, Visit { is_known, is_full, is_loopback: true });
                 });
             }
         }
         Place::Unix(path) => {
             let listener = bind(path).map_err(|e| named(e, path.display().to_string()))?;
+            take_away_at_the_end(path)?;
             announce(&format!("unix:{}", path.display()));
             loop {
                 let Ok((stream, _)) = listener.accept() else {
@@ -91,9 +99,9 @@ pub(super) fn serve(place: &Place, visitors: Visitors) -> io::Result<()> {
                     continue;
                 };
                 let server = Arc::clone(&server);
-                visit(&server.clone(), move || {
+                visit(&server.clone(), move |is_full| {
                     let is_known = server.visitors.has_unix(&stream);
-                    server.answer(stream, is_known, false);
+                    server.answer(stream, Visit { is_known, is_full, is_loopback: false });
                 });
             }
         }
@@ -123,23 +131,57 @@ fn bind(path: &Path) -> io::Result<UnixListener> {
     Ok(listener)
 }
 
-/// In a thread, unless there are too many: then the visitor is not answered.
-fn visit(server: &Arc<Server>, answer: impl FnOnce() + Send + 'static) {
+/// A signal that ends the process takes its socket away first, unless another one is there by now.
+fn take_away_at_the_end(path: &Path) -> io::Result<()> {
+    let path = std::path::absolute(path)?;
+    let which = |path: &Path| fs::symlink_metadata(path).map(|is| (is.dev(), is.ino())).ok();
+    let own = which(&path);
+    let signal = Arc::new(AtomicUsize::new(0));
+    let (mut come, tell) = UnixStream::pair()?;
+    for number in [SIGHUP, SIGINT, SIGTERM].into_iter().filter(|number| !is_ignored(*number)) {
+        flag::register_usize(number, Arc::clone(&signal), number as usize)?;
+        pipe::register(number, tell.try_clone()?)?;
+    }
+    let thread = std::thread::Builder::new().name(String::from("signals"));
+    thread.spawn(move || {
+        // (As long as it can be waited for at all: this process holds the other end.)
+        let _tell = tell;
+        if come.read_exact(&mut [0]).is_ok() {
+            if which(&path) == own {
+                let _ = fs::remove_file(&path);
+            }
+            let signal = c_int::try_from(signal.load(Ordering::Relaxed)).unwrap_or(SIGTERM);
+            let _ = emulate_default_handler(signal);
+        }
+    })?;
+    Ok(())
+}
+
+/// Whether who has started this process has it ignore a signal, as nohup(1) does.
+fn is_ignored(signal: c_int) -> bool {
+    let status = fs::read_to_string("/proc/self/status").unwrap_or_default();
+    let mask = field(&status, "SigIgn:").and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok());
+    mask.is_some_and(|mask| mask >> (signal - 1) & 1 != 0)
+}
+
+/// In a thread, which hears whether there are too many: then the visitor is told so. Where even
+/// those are too many that are told, he is not answered.
+fn visit(server: &Arc<Server>, answer: impl FnOnce(bool) + Send + 'static) {
     struct Leave(Arc<Server>);
     impl Drop for Leave {
         fn drop(&mut self) {
             self.0.busy.fetch_sub(1, Ordering::Relaxed);
         }
     }
-    let is_full = server.busy.fetch_add(1, Ordering::Relaxed) >= VISITORS_MAX;
+    let others = server.busy.fetch_add(1, Ordering::Relaxed);
     let leave = Leave(Arc::clone(server));
-    if is_full {
+    if others >= VISITORS_MAX + TURNED_AWAY_MAX {
         return;
     }
     let thread = std::thread::Builder::new().name(String::from("visitor"));
     let _ = thread.spawn(move || {
         let _leave = leave;
-        answer();
+        answer(others >= VISITORS_MAX);
     });
 }
 
@@ -160,6 +202,13 @@ impl Stream for UnixStream {
     }
 }
 
+/// Who has come, and how.
+struct Visit {
+    is_known: bool,
+    is_full: bool,
+    is_loopback: bool,
+}
+
 struct Answer {
     status: &'static str,
     content_type: &'static str,
@@ -167,14 +216,18 @@ struct Answer {
 }
 
 impl Server {
-    fn answer(&self, mut stream: impl Stream, is_known: bool, is_loopback: bool) {
-        let patience = if is_known { PATIENCE } else { PATIENCE_WITH_STRANGERS };
+    fn answer(&self, mut stream: impl Stream, visit: Visit) {
+        let Visit { is_known, is_full, is_loopback } = visit;
+        let patience = if is_known && !is_full { PATIENCE } else { PATIENCE_WITH_STRANGERS };
         if stream.wait_at_most(patience).is_err() {
             return;
         }
         let answer = match request(&mut stream, patience) {
             _ if !is_known => {
                 refused("403 Forbidden", "not for this user: see netacc metrics --user")
+            }
+            _ if is_full => {
+                refused("503 Service Unavailable", "too many visitors at once: try again")
             }
             None => return,
             // A page of another site, whose name has been made to mean this host.
