@@ -15,7 +15,7 @@ use std::path::PathBuf;
 pub const VERSION: &str = env!("CARGO_PKG_VERSION");
 
 /// Width of the column of options in the help.
-const COLUMN: usize = 20;
+const COLUMN: usize = 23;
 const HELP_WIDTH: usize = 80;
 
 /// The command line of `netacc_run`.
@@ -253,7 +253,7 @@ fn selection_args() -> [Arg; 5] {
         arg.value_delimiter(',').action(ArgAction::Append)
     };
     let paths = Path::ALL.map(Path::name);
-    let reasons = Reason::ALL.iter().map(|reason| reason.name());
+    let reasons = Reason::in_use().map(Reason::name);
     let orders = Order::ALL.map(Order::word);
     [
         list("port", "port", "Connections with that port")
@@ -301,23 +301,23 @@ Show the NetACC connections of processes; without a process, which processes
 of this host are accelerated, or what is asked for of all of them.
 
 OPTIONS:
-   -p <pid>     Process to look at, by its number or name; several with commas,
-                or by several -p. -p may be left out.
-   -s <what>    What to show, several with commas (default: cnt):
-                  all   everything
-                  cfg   the configuration in effect, and where it comes from
-                  cnt   connections by path and by reason, and counters
-                  mem   memory that is shared, or registered for RDMA
-                  qp    channels and queue pairs to other processes
-                  sock  each open connection
-   -w <seconds> Again and again: what has changed since the last time, and how
-                fast; -n <times> ends after so many.
-   -c           Clear what ended processes left, yours, or of root's all: their
-                traces (netacc trace). It goes with --json alone.
-   --wide       Every column, and counters that are 0.
-   --json       Print JSON.
-   -h           Show this help.
-   -v           Show the version.
+   -p <pid>      Process to look at, by its number or name; several with commas,
+                 or by several -p. -p may be left out.
+   -s <what>     What to show, several with commas (default: cnt):
+                   all   everything
+                   cfg   the configuration in effect, and where it comes from
+                   cnt   connections by path and by reason, and counters
+                   mem   memory that is shared, or registered for RDMA
+                   qp    channels and queue pairs to other processes
+                   sock  each open connection
+   -w <seconds>  Again and again: what has changed since the last time, and how
+                 fast; -n <times> ends after so many.
+   -c            Clear what ended processes left, yours, or of root's all: their
+                 traces (netacc trace). It goes with --json alone.
+   --wide        Every column, and counters that are 0.
+   --json        Print JSON.
+   -h            Show this help.
+   -v            Show the version.
 
 Of the open connections only those, several with commas (alone: -s sock):
    --port <port>       with that port, here or at the peer
@@ -683,6 +683,20 @@ mod tests {
         metrics_command().debug_assert();
         top_command().debug_assert();
         trace_command().debug_assert();
+    }
+
+    #[test]
+    fn options_stand_apart_from_their_text() {
+        for help in [run_help().as_str(), SS_HELP] {
+            let rows: Vec<_> = help.lines().filter(|line| line.starts_with("   -")).collect();
+            assert!(rows.len() > 10, "{help}");
+            for row in rows {
+                let (option, text) = row.trim_start().split_once("  ").unwrap_or((row, ""));
+                let value = option.split_once(' ').map(|(_, value)| value);
+                let is_value = |text: &str| text.starts_with('<') && text.ends_with('>');
+                assert!(!text.is_empty() && value.is_none_or(is_value), "{row}");
+            }
+        }
     }
 
     #[test]

@@ -136,7 +136,7 @@ fn settings() -> String {
 
 fn reasons() -> String {
     let mut out = String::new();
-    for reason in Reason::ALL {
+    for reason in Reason::in_use() {
         let (text, remedy) = (sentences(reason.explanation()), sentences(reason.remedy()));
         let _ = writeln!(out, ".TP\n.B {}\n{text}\n.I Remedy:\n{remedy}", roff(reason.name()));
     }
@@ -163,7 +163,7 @@ fn words_page() -> String {
          reasons.\n\n## Reasons\n\nWhy a connection is on TCP: the column `Reason` of `netacc_ss -s \
          sock`.\n\n| reason | what it means | what to do |\n|---|---|---|\n",
     );
-    for reason in Reason::ALL {
+    for reason in Reason::in_use() {
         let (meaning, remedy) = (cell(reason.explanation()), cell(reason.remedy()));
         let _ = writeln!(out, "| `{}` | {meaning} | {remedy} |", reason.name());
     }

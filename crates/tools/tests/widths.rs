@@ -15,13 +15,13 @@ const WIDTHS: [u16; 5] = [40, 60, 80, 120, 200];
 /// Connections whose cells are as wide as they can be.
 fn wide(pid: u32) -> Segment {
     let segment = Segment::filled(pid);
-    let longest = Reason::ALL.iter().max_by_key(|reason| reason.name().len()).unwrap();
+    let longest = Reason::in_use().max_by_key(|reason| reason.name().len()).unwrap();
     for index in 3..9 {
         let at = CONNS_OFFSET + index * size_of::<ConnRecord>();
         segment.u32(at + offset_of!(ConnRecord, state), 1);
         segment.u32(at + offset_of!(ConnRecord, fd), 1000 + index as u32);
         segment.u32(at + offset_of!(ConnRecord, tx_path), 1);
-        segment.u32(at + offset_of!(ConnRecord, reason), *longest as u32);
+        segment.u32(at + offset_of!(ConnRecord, reason), longest as u32);
         segment.u32(at + offset_of!(ConnRecord, local_port), 65535);
         segment.u32(at + offset_of!(ConnRecord, peer_port), 65534);
         let is_ipv6 = index % 2 == 0;

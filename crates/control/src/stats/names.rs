@@ -273,6 +273,14 @@ reasons! {
 pub const REASONS: usize = Reason::ALL.len();
 
 impl Reason {
+    /// Nothing gives these any more. Their codes stay theirs: segments and traces have the numbers.
+    pub const RETIRED: &'static [Reason] = &[Reason::SharedByThreads];
+
+    /// Those that connections can have, by code: what an operator reads of, and can select by.
+    pub fn in_use() -> impl Iterator<Item = Reason> {
+        Reason::ALL.iter().copied().filter(|reason| !Reason::RETIRED.contains(reason))
+    }
+
     /// The reason with that code.
     pub fn from_code(code: u32) -> Option<Reason> {
         Reason::ALL.get(code as usize).copied()

@@ -1,6 +1,7 @@
 use super::*;
 use core::mem::{align_of, offset_of};
 use std::boxed::Box;
+use std::string::String;
 
 /// Safe way to a zeroed header: every field is an atomic zero.
 fn header() -> Box<Header> {
@@ -174,6 +175,47 @@ fn a_configuration_that_is_being_replaced_shows() {
     assert_eq!(header.config_len.load(Relaxed), 6);
     header.answer.store(Answer::Done.word(5), Relaxed);
     assert!(!changes());
+}
+
+/// What the library's own code says, without its tests.
+fn code_of_core(directory: &std::path::Path, all: &mut String) {
+    for entry in std::fs::read_dir(directory).unwrap() {
+        let path = entry.unwrap().path();
+        let name = path.file_name().unwrap().to_str().unwrap();
+        if path.is_dir() && name != "tests" {
+            code_of_core(&path, all);
+        } else if name.ends_with(".rs") && name != "tests.rs" && name != "testing.rs" {
+            let text = std::fs::read_to_string(&path).unwrap();
+            all.push_str(text.split("#[cfg(test)]\nmod tests {").next().unwrap());
+        }
+    }
+}
+
+/// Whether some code gives that reason; a pattern does not.
+fn is_given(code: &str, reason: Reason) -> bool {
+    let name = std::format!("Reason::{reason:?}");
+    code.match_indices(&name).any(|(at, _)| {
+        let behind = &code[at + name.len()..];
+        let is_whole = !behind.starts_with(|c: char| c.is_alphanumeric() || c == '_');
+        let behind = behind.trim_start();
+        is_whole && !behind.starts_with("=>") && !behind.starts_with("| ")
+    })
+}
+
+#[test]
+fn every_reason_that_an_operator_reads_of_is_given_somewhere() {
+    assert!(is_given("set(Reason::Rule)", Reason::Rule));
+    for not in ["Reason::Rules", "Reason::Rule => 1", "Reason::Rule | Reason::None", "Rule"] {
+        assert!(!is_given(not, Reason::Rule), "{not}");
+    }
+    let mut code = String::new();
+    code_of_core(std::path::Path::new("../core/src"), &mut code);
+    for reason in Reason::in_use() {
+        assert!(is_given(&code, reason), "{}: Reason::RETIRED", reason.name());
+    }
+    for reason in Reason::RETIRED {
+        assert!(!is_given(&code, *reason), "{}: it is given again", reason.name());
+    }
 }
 
 #[test]
