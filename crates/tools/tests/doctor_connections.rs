@@ -1,5 +1,5 @@
-//! `netacc doctor HOST:PORT`: which path would a connection take, and what is in the way of a faster
-//! one?
+//! `netacc doctor HOST:PORT`: which path would a connection take, and what is in the way of a
+//! faster one?
 
 mod support;
 

@@ -1,5 +1,5 @@
-//! Every key that a tool prints with `--json` is in its manual page. (Those of `netacc bench`, which
-//! needs the library, are not asked for.)
+//! Every key that a tool prints with `--json` is in its manual page. (Those of `netacc bench`,
+//! which needs the library, are not asked for.)
 
 mod support;
 
