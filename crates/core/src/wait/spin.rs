@@ -548,7 +548,11 @@ mod tests {
             let enough = sys::allowed_cpus() + 4;
             let ends = std::sync::atomic::AtomicBool::new(false);
             std::thread::scope(|scope| {
-                let busy = || while !ends.load(Relaxed) {};
+                let busy = || {
+                    while !ends.load(Relaxed) {
+                        core::hint::spin_loop();
+                    }
+                };
                 (0..enough).for_each(|_| drop(scope.spawn(busy)));
                 // (The kernel counts who is ready at that moment.)
                 while !(is_overfull() && others_wait()) {
