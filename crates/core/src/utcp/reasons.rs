@@ -57,3 +57,47 @@ pub(super) fn why_not(why: NotTaken) -> Went {
         NotTaken::Steering(_) | NotTaken::NoKeeper(_) => Reason::UtcpNoSupport,
     })
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use netacc_packet::route::NoRoute;
+    use std::vec::Vec;
+
+    /// By name, as an operator reads it; nothing where it is tried again.
+    fn names(all: impl IntoIterator<Item = NotTaken>) -> Vec<Option<&'static str>> {
+        let name = |went| match went {
+            Went::Never(why) => Some(why.name()),
+            _ => None,
+        };
+        all.into_iter().map(why_not).map(name).collect()
+    }
+
+    #[test]
+    fn what_is_not_taken_out_says_why() {
+        let unfit = [
+            Refusal::NotTcp,
+            Refusal::State,
+            Refusal::Negotiated,
+            Refusal::Layered,
+            Refusal::Policy,
+            Refusal::Tracked,
+            Refusal::Other(Errno(libc::EINVAL)),
+        ];
+        assert_eq!(names(unfit.map(NotTaken::Refused)), [Some("utcp-unfit"); 7]);
+        let routes = [NoRoute::Unknown, NoRoute::Down, NoRoute::NotEthernet].map(NotTaken::Route);
+        assert_eq!(names(routes), [Some("utcp-no-route"); 3]);
+        assert_eq!(names([NotTaken::OtherDevice(7)]), [Some("utcp-no-route")]);
+        let kernel =
+            [NotTaken::Steering(Errno(libc::EINVAL)), NotTaken::NoKeeper(Errno(libc::EPIPE))];
+        assert_eq!(names(kernel), [Some("utcp-no-support"); 2]);
+        let here = [
+            Refusal::Privilege,
+            Refusal::NoMemory,
+            Refusal::Other(Errno(libc::EMFILE)),
+            Refusal::Restless,
+        ];
+        let said = [Some("utcp-no-privilege"), Some("no-memory"), Some("no-descriptor"), None];
+        assert_eq!(names(here.map(NotTaken::Refused)), said);
+    }
+}

@@ -177,6 +177,35 @@ fn memory_that_cannot_be_pinned_is_a_reason() {
     }
 }
 
+/// It says so while it is left alone, and is tried again by itself.
+#[test]
+fn a_call_that_is_refused_is_a_reason() {
+    // (A connector opens its device itself; the acceptor makes what the pair is of.)
+    let connectors = [Call::OpenManager, Call::OpenDevice].map(|call| (0, C, call));
+    let acceptors = [Call::OpenQueue, Call::OpenDomain, Call::Register, Call::Create, Call::Accept];
+    for model in MODELS {
+        for (h, own, call) in connectors.into_iter().chain(acceptors.map(|call| (1, A, call))) {
+            let mut rig = Rig::new(Order::Prompt, model, 2);
+            rig.wires.fail_call(&rig.hosts[h].fabric, call, 1, libc::EIO);
+            let i = rig.connect(0, 1);
+            let mut is_said = false;
+            for _ in 0..40 {
+                rig.chat(i);
+                rig.settle();
+                is_said |= rig.reason(i, own).name() == "rdma-refused";
+                rig.pass();
+            }
+            assert!(is_said, "{call:?}: {}", rig.describe());
+            testing::pass_ns(70_000_000_000);
+            rig.settle();
+            let later = rig.connect(0, 1);
+            rig.promoted(later);
+            rig.exchange(later, 10_000);
+            rig.finish();
+        }
+    }
+}
+
 #[test]
 fn without_an_io_thread_there_is_no_queue() {
     for model in MODELS {

@@ -4,6 +4,7 @@
 use super::hostile::{Stranger, hello};
 use super::*;
 use crate::socket::flag;
+use netacc_control::Config;
 use netacc_proto::rendezvous::Message;
 
 impl Rig {
@@ -136,6 +137,30 @@ fn ends_while_its_peer_is_stopped() {
             rig.finish();
         }
     }
+}
+
+/// `NACC_RDMA_KEEPER_S`: what its peer has not taken by then is lost, and says so.
+#[test]
+fn a_keeper_ends_when_its_time_is_over() {
+    const LIFE_S: u32 = 7;
+    let bound = Config { keeper_s: LIFE_S, ..crate::config::get().clone() };
+    crate::config::with(bound, || {
+        for (model, side) in MODELS.into_iter().flat_map(|model| [(model, C), (model, A)]) {
+            let (mut rig, conns) = with_bytes_of(side, model, 1, 2);
+            rig.end_in_order(side);
+            rig.stand_still(u64::from(LIFE_S - 1) * 1_000_000_000);
+            assert!(rig.keeps(side), "its peer may come still\n{}", rig.describe());
+            rig.stand_still(2_000_000_000);
+            assert!(!rig.keeps(side), "it is over\n{}", rig.describe());
+            rig.end_keeper(side);
+            rig.hosts[1 - side].stopped = false;
+            for i in conns {
+                let over = read_to_the_end_at(&mut rig, i, side ^ 1);
+                assert!(over < 0, "no end in order: {over}\n{}", rig.describe());
+            }
+            rig.finish();
+        }
+    });
 }
 
 /// A forked child was killed, and counts for ever as one who has the connection.

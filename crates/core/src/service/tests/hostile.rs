@@ -212,6 +212,25 @@ fn whoever_does_not_keep_to_the_protocol_is_hung_up_on() {
     let _ = sys::close(event);
 }
 
+#[test]
+fn a_peer_of_another_version_is_the_reason() {
+    for version in [0, 999] {
+        let (c, net) = (service(), Net::new());
+        let squat = Raw::squatter(net.port());
+        let (cs, _, tcp) = net.connect();
+        cs.record.store(crate::stats::open(tcp.0.as_raw_fd(), Reason::Negotiating), Relaxed);
+        assert!(c.connect(cs));
+        let peer = squat.accept();
+        let mut hello = Hello::new([9, 9, 9], 1, Role::Acceptor);
+        hello.version = version;
+        peer.send(Message::Hello(hello));
+        settle(&[c]);
+        assert!(peer.is_ended(), "{version}");
+        let why = cs.record().and_then(|r| Reason::from_code(r.reason.load(Relaxed)));
+        assert_eq!(why.map(Reason::name), Some("version-mismatch"), "{version}");
+    }
+}
+
 /// A connector that we play by hand against an acceptor that has a connection for it.
 fn offered_by_hand()
 -> (&'static Service, Net, Raw, &'static Socket, proto::Offer, (TcpStream, TcpStream)) {
