@@ -43,6 +43,8 @@ const EPOCH: u32 = 1 << 16;
 /// How long the library waits for calls that are under way. Those that take longer are not waited
 /// for again.
 const CALLS_NS: i64 = 1_000_000;
+/// The same of calls of `accept`: a call takes its number at once, and may then wait for ever.
+const ACCEPTS_NS: i64 = 100_000;
 /// How long a call waits for the library.
 const MAKING_NS: i64 = 10_000_000;
 
@@ -135,10 +137,10 @@ fn alone<R>(low: bool, f: impl FnOnce() -> R) -> R {
     let one = LIBRARY.lock_unless_mine();
     if low {
         MAKING.store(BEGINS, SeqCst);
-        wait_for_calls(&ACCEPTS);
+        wait_for_calls(&ACCEPTS, ACCEPTS_NS);
     }
     MAKING.store(ALONE, SeqCst);
-    wait_for_calls(&INSIDE);
+    wait_for_calls(&INSIDE, CALLS_NS);
     let r = f();
     MAKING.store(0, SeqCst);
     sys::futex_wake(&MAKING, i32::MAX, true);
@@ -147,7 +149,7 @@ fn alone<R>(low: bool, f: impl FnOnce() -> R) -> R {
     r
 }
 
-fn wait_for_calls(calls: &AtomicU32) {
+fn wait_for_calls(calls: &AtomicU32, most: i64) {
     let mut until = 0;
     loop {
         let now = calls.load(SeqCst);
@@ -156,14 +158,14 @@ fn wait_for_calls(calls: &AtomicU32) {
         }
         let time = sys::now_ns();
         if until == 0 {
-            until = time.saturating_add(CALLS_NS as u64);
+            until = time.saturating_add(most as u64);
         } else if time >= until {
             // They block, or will never end: forgotten.
             let next = (now & !COUNT).wrapping_add(EPOCH);
             let _ = calls.compare_exchange(now, next, SeqCst, Relaxed);
             return;
         }
-        sys::futex_wait(calls, now, CALLS_NS, true);
+        sys::futex_wait(calls, now, most, true);
     }
 }
 
@@ -338,6 +340,7 @@ pub(crate) fn most_of_a_kind(limit: libc::rlimit) -> usize {
 #[cfg(test)]
 #[allow(clippy::unwrap_used, reason = "tests may fail loudly")]
 mod tests {
+    extern crate std;
     use super::*;
 
     #[test]
@@ -399,6 +402,39 @@ mod tests {
             fd_words::close_internal(make(|| sys::eventfd(0, libc::EFD_CLOEXEC)));
             let ended_waits = ACCEPTS.load(Relaxed) != waited;
             copied > 100 && made > 100 && once && !copy_waits && !counts_late && !ended_waits
+        }));
+    }
+
+    /// Whoever announces a call, or makes a descriptor, goes on: none waits for good.
+    #[test]
+    fn nobody_is_left_waiting_where_calls_and_descriptors_meet() {
+        assert!(crate::testing::in_child(|| {
+            after_fork_in_child();
+            let ends = AtomicBool::new(false);
+            std::thread::scope(|scope| {
+                for _ in 0..2 {
+                    scope.spawn(|| {
+                        while !ends.load(Relaxed) {
+                            leave_accept(enter_accept());
+                        }
+                    });
+                }
+                scope.spawn(|| {
+                    while !ends.load(Relaxed) {
+                        leave(enter());
+                    }
+                });
+                for turn in 0..300 {
+                    // One that waits for ever is under way as well.
+                    let _ = (turn % 100 == 0).then(enter_accept);
+                    let own = make(|| sys::eventfd(0, libc::EFD_CLOEXEC));
+                    let copied = copy(own);
+                    fd_words::close_internal(own);
+                    fd_words::close_internal(copied);
+                }
+                ends.store(true, Relaxed);
+            });
+            (INSIDE.load(Relaxed) & COUNT, MAKING.load(Relaxed)) == (0, 0)
         }));
     }
 
