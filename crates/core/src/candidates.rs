@@ -400,10 +400,17 @@ pub(crate) fn may_begin(fd: c_int) {
 
 /// From candidate to plain, for good.
 pub(crate) fn make_plain(s: &'static Socket, why: Reason) {
-    if s.state.change(State::Candidate, Event::Refused) {
+    // Its peer is told while nobody can close it: behind that its slot may be another connection's.
+    let claimed = !s.is_inherited()
+        && s.offered.is_made()
+        && s.state.change(State::Candidate, Event::Claimed);
+    if claimed {
+        s.leaves_offer();
+    }
+    let from = if claimed { State::Changing } else { State::Candidate };
+    if s.state.change(from, Event::Refused) {
         s.set_reason(why);
         s.count_no_more();
-        s.leaves_offer();
         agent::forget(s);
     }
 }

@@ -313,6 +313,18 @@ mod tests {
         close_both(ends);
     }
 
+    /// The peer has said that it stays, and that it comes: the first word is heard behind the
+    /// second.
+    #[test]
+    fn a_late_word_changes_nothing_of_what_is_said_of_one_that_comes() {
+        let ends = promoted_within_the_host();
+        let s = ends[C].socket;
+        let (channel, slot) = (s.channel().unwrap(), s.slot.load(Relaxed) as usize);
+        drop(super::super::serve_pull_back(channel, slot));
+        assert!(says(&ends[C], Reason::None, Path::Shm), "{:?}", reason(&ends[C]));
+        close_both(ends);
+    }
+
     #[test]
     fn what_lies_in_a_ring_comes_and_both_directions_are_promoted_again() {
         let mut ends = promoted_within_the_host();

@@ -76,7 +76,10 @@ fn with_candidate(s: &Socket, f: impl FnOnce(&Socket)) -> bool {
 
 /// Its peer may wait for it with nothing in a ring, and is told then, too.
 fn tell_peer(s: &'static Socket, g: u16) {
-    if let Ok(h) = hold_rx(s, g) {
+    // (Unless it is on again, and a call of the program's has armed the end.)
+    if let Ok(h) = hold_rx(s, g)
+        && h.end.paused
+    {
         socket::say_stays(h.channel, h.slot);
     }
 }

@@ -72,11 +72,16 @@ pub(crate) fn serve_pull_back(channel: &Channel, slot: usize) -> Option<PullBack
 /// from the end of its link on.
 const CLOSES_NS: u64 = 100_000_000;
 
+/// The same of one that ends, as far as is known. (One whose first thread alone has ended looks
+/// like that for as long as it likes; another may hang in a file system that does not answer.)
+const DIES_NS: u64 = 2_000_000_000;
+
 /// The peer of a channel whose link has ended may not have closed its connections yet: a process
-/// closes its descriptors in any order. One that dies takes as long as its machine and its other
-/// descriptors have it; `is_ending` knows.
+/// closes its descriptors in any order. How long one takes that dies is up to its machine and its
+/// other descriptors; `is_ending` knows.
 pub(crate) fn may_close(channel: &Channel, is_ending: impl FnOnce() -> bool) -> bool {
-    sys::now_ns().saturating_sub(channel.died_at.load(Relaxed)) < CLOSES_NS || is_ending()
+    let since = sys::now_ns().saturating_sub(channel.died_at.load(Relaxed));
+    since < CLOSES_NS || (since < DIES_NS && is_ending())
 }
 
 /// The peer of the socket on a slot, which [`may_close`] it, has bytes unread in the ring: as long
@@ -144,6 +149,9 @@ fn serve(
     let has_moved = h.end.switch.state() != before;
     // (This end has its own reason then.)
     let paused = h.end.paused;
+    // (Late, or made up: the peer has said since that it comes.)
+    let ack = load_ack(h.words);
+    let comes = ack.armed && !ack.frozen;
     // Counted under the lock, under which a close looks.
     let rest = more.then(|| PullBack(UnderWay::new(s, s.generation16())));
     drop(h);
@@ -151,7 +159,7 @@ fn serve(
         _ if paused => {}
         _ if has_moved => s.set_reason(why),
         // It has nothing in the ring, and perhaps never had.
-        _ if !leaves => s.change_reason(&[Reason::None, Reason::Agreed], why),
+        _ if !leaves && !comes => s.change_reason(&[Reason::None, Reason::Agreed], why),
         _ => {}
     }
     if has_moved && !more {
@@ -177,5 +185,26 @@ impl PullBack {
         // could wake it.
         wait::prod(s);
         None
+    }
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used, reason = "tests may fail loudly")]
+mod tests {
+    use super::*;
+    use crate::path::tests::{C, close_both, promoted_within_the_host};
+
+    #[test]
+    fn who_ends_for_ever_is_waited_for_two_seconds() {
+        let ends = promoted_within_the_host();
+        let channel = ends[C].socket.channel().unwrap();
+        let ended = |ns| channel.died_at.store(sys::now_ns() - ns, Relaxed);
+        ended(0);
+        assert!(may_close(channel, || false));
+        ended(CLOSES_NS);
+        assert!(!may_close(channel, || false) && may_close(channel, || true));
+        ended(DIES_NS);
+        assert!(!may_close(channel, || true));
+        close_both(ends);
     }
 }
