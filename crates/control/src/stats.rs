@@ -509,8 +509,8 @@ impl ConnRecord {
 
     /// Which rule holds for it: its tag, or [`NO_RULE`].
     pub fn set_rule(&self, tag: u32) {
-        let origin = u64::from(self.origin.load(Relaxed) as u32);
-        self.origin.store(origin | u64::from(tag) << RULE_SHIFT, Relaxed);
+        let set = |old: u64| Some(u64::from(old as u32) | u64::from(tag) << RULE_SHIFT);
+        let _ = self.origin.fetch_update(Relaxed, Relaxed, set);
     }
 
     /// It has these rings from here on, which are empty.
@@ -524,8 +524,8 @@ impl ConnRecord {
         }
         self.ring_start.iter().for_each(|word| word.store(0, Relaxed));
         self.lock_at.store(rings.lock_at, Relaxed);
-        let rule = self.origin.load(Relaxed) >> RULE_SHIFT << RULE_SHIFT;
-        self.origin.store(rings.origin | rule, Relaxed);
+        let set = |old: u64| Some(rings.origin | old >> RULE_SHIFT << RULE_SHIFT);
+        let _ = self.origin.fetch_update(Relaxed, Relaxed, set);
         for (to, from) in self.words_at.iter().zip(rings.words_at).rev() {
             to.store(from, Release);
         }

@@ -7,8 +7,8 @@
 use core::ffi::{c_int, c_void};
 use core::sync::atomic::AtomicU32;
 pub(crate) use files::{
-    allocate, file_of, file_system, flock, has_one_thread, inode, inode_as_known, memory_left,
-    memory_of, readlink, status, unlink,
+    allocate, directory_in_memory, file_of, file_system, flock, has_one_thread, inode,
+    inode_as_known, memory_left, memory_of, readlink, status, unlink,
 };
 use libc::{epoll_event, iovec, msghdr, pollfd, sigset_t, timespec};
 pub(crate) use machine::{

@@ -73,6 +73,21 @@ pub(crate) fn memory_left(fd: c_int) -> Option<(u64, u64)> {
     (known && s.f_type as i64 == TMPFS_MAGIC)
         .then_some((bytes(s.f_bavail as u64), bytes(s.f_blocks as u64)))
 }
+/// Owner and mode of the directory `path` (which ends in NUL), if it is on a tmpfs. (Nothing else
+/// is asked of another file system.)
+pub(crate) fn directory_in_memory(path: &[u8]) -> Option<(u32, u32)> {
+    debug_assert!(path.last() == Some(&0));
+    // SAFETY: all zero is a valid `statfs`.
+    let mut s: libc::statfs = unsafe { core::mem::zeroed() };
+    // SAFETY: all zero is a valid `stat`.
+    let mut st: libc::stat = unsafe { core::mem::zeroed() };
+    let known = sys!(SYS_statfs, path.as_ptr(), &mut s as *mut libc::statfs) >= 0;
+    let is_directory = known
+        && s.f_type as i64 == TMPFS_MAGIC
+        && sys!(SYS_newfstatat, libc::AT_FDCWD, path.as_ptr(), &mut st as *mut libc::stat, 0) >= 0
+        && st.st_mode & libc::S_IFMT == libc::S_IFDIR;
+    is_directory.then_some((st.st_uid, st.st_mode))
+}
 /// linux/magic.h.
 const TMPFS_MAGIC: i64 = 0x0102_1994;
 /// How much memory the file `path` (which ends in NUL) takes, if it is one of that user's.

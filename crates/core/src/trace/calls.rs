@@ -127,7 +127,8 @@ pub(crate) fn sent(
         count(ring, serve, begun.ns);
     }
     ring.record(Event::Send, begun.ns, offset & OFFSET_MASK | bytes.min(BYTES_MAX) << 40);
-    super::lives(ring, begun.ns);
+    // (Marked by when it is written: a send may have waited for long.)
+    super::lives(ring, sys::now_ns());
     if let Some(moved) = moved {
         Way::sent(ring, moved).has_told(bytes);
     }
