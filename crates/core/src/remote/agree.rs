@@ -52,8 +52,13 @@ pub(super) fn verdict(s: &'static Socket, generation: u32, why: Reason) {
 fn by_now(s: &Socket, why: Reason) -> Reason {
     use Reason::{ListenerWithoutLibrary, NotClaimed, PeerRefused, PeerWithoutLibrary};
     let of_peer = [ListenerWithoutLibrary, NotClaimed, PeerRefused, PeerWithoutLibrary];
-    let has_shut_down = || carrier::has_ended(s.fd.load(Relaxed));
-    if of_peer.contains(&why) && has_shut_down() { Reason::ShuttingDown } else { why }
+    let fd = s.fd.load(Relaxed);
+    match why {
+        why if !of_peer.contains(&why) => why,
+        _ if carrier::is_closed(fd) => Reason::Disconnected,
+        _ if carrier::has_ended(fd) => Reason::ShuttingDown,
+        why => why,
+    }
 }
 
 impl Remote {

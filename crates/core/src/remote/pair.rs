@@ -50,6 +50,8 @@ pub(super) struct Pair {
     pub(super) pair: Option<net::Pair>,
     /// A thread connects it.
     pub(super) connecting: bool,
+    /// The peer's, where it is accepted.
+    pub(super) port: u16,
     /// How often that found its port here taken.
     pub(super) tries: u8,
     pub(super) engine: Option<Arc<wire::Lanes>>,
@@ -83,6 +85,7 @@ impl Pair {
             class: asked.class,
             pair: None,
             connecting: false,
+            port: asked.port,
             tries: 0,
             engine: None,
             seat: None,

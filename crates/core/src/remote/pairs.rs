@@ -367,12 +367,9 @@ impl Remote {
     /// only its own are known to it (`cma_alloc_any_port`; siw finds out when it connects). Another
     /// one is tried at once, in the pair's time; the peer knows of nothing, and waits.
     fn connects_anew(&mut self, i: usize, number: u32) -> bool {
-        let Some(l) = self.link_mut(i) else { return false };
-        let port = l.cm_port;
-        let Some(p) = l.pair_mut(number).filter(|p| p.tries < TRIES && p.is_empty()) else {
-            return false;
-        };
-        let (nonce, lanes, class) = (p.nonce, p.lanes, p.class);
+        let link = self.link_mut(i).and_then(|l| l.pair_mut(number));
+        let Some(p) = link.filter(|p| p.tries < TRIES && p.is_empty()) else { return false };
+        let (nonce, port, lanes, class) = (p.nonce, p.port, p.lanes, p.class);
         let (deadline, tries) = (p.deadline, p.tries + 1);
         p.state = PairState::Lost;
         if let Some(engine) = p.engine.as_ref() {
