@@ -96,10 +96,14 @@ pub(crate) struct Origin {
 
 pub(crate) fn begin_as(fd: c_int, origin: Origin) {
     let began = fd_table::began(fd);
+    let nonblock = fd_table::is_made_nonblock(fd);
     fast_connect::give_away(fd);
     let Some(s) = claim(fd) else { return };
     s.syn.set_began(began);
     fill(s, fd, origin);
+    if nonblock {
+        s.raise(flag::NONBLOCK);
+    }
     if fd <= 2 || s.names() > 1 {
         keep_off_stdio(s, fd);
     }

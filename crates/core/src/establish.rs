@@ -19,7 +19,7 @@ pub(crate) use without_kernel::{Peer, accept};
 pub(crate) fn on_socket(fd: c_int, domain: c_int, ty: c_int, protocol: c_int) {
     let stream = ty & 0xf == libc::SOCK_STREAM && (protocol == 0 || protocol == libc::IPPROTO_TCP);
     if stream && (domain == libc::AF_INET || domain == libc::AF_INET6) && process::started() {
-        let _ = fd_table::put(fd, Entry::Fresh(refusal(NONE)));
+        fd_table::put_fresh(fd, refusal(NONE), ty & libc::SOCK_NONBLOCK != 0);
         if fast_connect::is_on() {
             fast_connect::on_socket(fd, ty);
         }
@@ -79,16 +79,16 @@ fn retire(s: &'static Socket) {
     reuse(s);
 }
 
-/// `listener` has given out `fd`. `addr` and `len`: where the kernel has written whom it connects
-/// to.
+/// `listener` has given out `fd`, with these flags of accept4. `addr` and `len`: where the kernel
+/// has written whom it connects to.
 ///
 /// # Safety
 /// As for accept(2).
 pub(crate) unsafe fn on_accept(
     listener: c_int,
     fd: c_int,
-    addr: *const sockaddr,
-    len: *const socklen_t,
+    (addr, len): (*const sockaddr, *const socklen_t),
+    flags: c_int,
 ) {
     if !process::started() {
         return;
@@ -107,7 +107,10 @@ pub(crate) unsafe fn on_accept(
     }
     // Also of one that its listener has made plain: its connector then hears that nobody claims it,
     // instead of thinking that there is no library here.
-    if fd_table::socket(fd).is_some() {
+    if let Some((s, _)) = fd_table::socket(fd) {
+        if flags & libc::SOCK_NONBLOCK != 0 {
+            s.raise(flag::NONBLOCK);
+        }
         tell_accepted(listener, fd, peer);
         if fast_connect::has_listeners() {
             without_kernel::accepted(listener, fd);

@@ -23,6 +23,8 @@ const ADDRESS: u64 = (1 << 48) - 8;
 /// connect.
 const REASON: u32 = 0xffff;
 const BEGAN: u32 = 24;
+/// It was made with SOCK_NONBLOCK.
+const NONBLOCK: u64 = 1 << 3;
 
 /// Where an object is, of which only the module that makes such objects knows more.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -141,6 +143,21 @@ pub(crate) fn put(fd: c_int, entry: Entry) -> u64 {
     fd_words::set(fd, encode(entry))
 }
 
+/// `fd` is a stream socket that was made just now, with SOCK_NONBLOCK or without.
+#[inline]
+pub(crate) fn put_fresh(fd: c_int, reason: u32, nonblock: bool) {
+    if (fd as u32 as usize) < CAPACITY {
+        crate::faults::arm();
+    }
+    let nonblock = if nonblock { NONBLOCK } else { 0 };
+    fd_words::set(fd, encode(Entry::Fresh(reason)) | nonblock);
+}
+
+/// Whether a fresh socket was made with SOCK_NONBLOCK, as far as is known.
+pub(crate) fn is_made_nonblock(fd: c_int) -> bool {
+    raw(fd) & (KIND | NONBLOCK) == FRESH | NONBLOCK
+}
+
 /// Puts `entry` in the place of `raw`; false if something else stands there.
 pub(crate) fn replace(fd: c_int, raw: u64, entry: Entry) -> bool {
     fd_words::replace(fd, raw, encode(entry))
@@ -162,7 +179,8 @@ pub(crate) fn set_began(fd: c_int, ns: u64) {
     let old = raw(fd);
     match current(decode(old)) {
         entry @ Entry::Fresh(_) => {
-            let _ = fd_words::replace(fd, old, encode(entry) | (ns / 1_000_000) << BEGAN);
+            let new = encode(entry) | old & NONBLOCK | (ns / 1_000_000) << BEGAN;
+            let _ = fd_words::replace(fd, old, new);
         }
         Entry::Socket(s, _) if s.is(State::Unconnected) => s.syn.set_began(ns),
         _ => {}
@@ -194,6 +212,23 @@ pub(crate) fn for_each_all(mut f: impl FnMut(c_int, Entry)) {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_fresh_socket_is_known_to_be_made_without_waits() {
+        crate::testing::init();
+        // (Other tests' walks over the table are as short as they were.)
+        assert!(crate::testing::alone_in_child(|| {
+            let fd = CAPACITY as c_int - 1;
+            let made = |flags| {
+                let ty = libc::SOCK_STREAM | flags;
+                crate::api::on_socket(fd, libc::AF_INET, ty, 0);
+                set_began(fd, 5_000_000);
+                (is_made_nonblock(fd), began(fd), matches!(get(fd), Entry::Fresh(_)))
+            };
+            made(libc::SOCK_NONBLOCK) == (true, 5_000_000, true)
+                && made(libc::SOCK_CLOEXEC) == (false, 5_000_000, true)
+        }));
+    }
 
     #[test]
     fn a_number_beyond_the_table_is_not_followed() {

@@ -74,15 +74,21 @@ pub fn before_listen(fd: c_int) {
 pub fn on_listen(fd: c_int) {
     held(|| crate::establish::on_listen(fd))
 }
-/// `accept`/`accept4` on `listener` returned `fd`, and wrote the peer's address.
+/// `accept`/`accept4` with these flags on `listener` returned `fd`, and wrote the peer's address.
 ///
 /// # Safety
 /// `addr` and `len` are the caller's, as for accept(2).
-pub unsafe fn on_accept(listener: c_int, fd: c_int, addr: *const sockaddr, len: *const socklen_t) {
+pub unsafe fn on_accept(
+    listener: c_int,
+    fd: c_int,
+    addr: *const sockaddr,
+    len: *const socklen_t,
+    flags: c_int,
+) {
     held(|| {
         crate::lifecycle::forget_stale(fd);
         // SAFETY: the caller's promise.
-        unsafe { crate::establish::on_accept(listener, fd, addr, len) }
+        unsafe { crate::establish::on_accept(listener, fd, (addr, len), flags) }
     })
 }
 /// Whether any listener gives out more than the kernel's connections: [`accept`] is asked then.

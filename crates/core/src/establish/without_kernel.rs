@@ -290,7 +290,7 @@ unsafe fn accept_from_kernel(
     if new >= 0 {
         forget(new as c_int);
         // SAFETY: as above.
-        unsafe { super::on_accept(fd, new as c_int, to.addr, to.len) };
+        unsafe { super::on_accept(fd, new as c_int, (to.addr, to.len), flags) };
     }
     Some(new)
 }

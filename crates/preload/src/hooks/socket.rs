@@ -101,7 +101,7 @@ hook! {
         let (addr, len) = own.or(addr, len);
         let fd = accepted(|| next(listener, addr, len));
         if fd >= 0 {
-            api::on_accept(listener, fd, addr, len);
+            api::on_accept(listener, fd, addr, len, 0);
         }
         fd
     }
@@ -119,7 +119,7 @@ hook! {
         let (addr, len) = own.or(addr, len);
         let fd = accepted(|| next(listener, addr, len, flags));
         if fd >= 0 {
-            api::on_accept(listener, fd, addr, len);
+            api::on_accept(listener, fd, addr, len, flags);
         }
         fd
     }

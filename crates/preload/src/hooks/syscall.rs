@@ -499,7 +499,8 @@ unsafe fn tell(number: c_long, [a, b, c, d, e, _]: [usize; 6], result: isize) {
             SYS_socket => api::on_socket(new, fd, b as c_int, c as c_int),
             SYS_listen => api::on_listen(fd),
             SYS_accept | SYS_accept4 => {
-                api::on_accept(fd, new, b as *const sockaddr, c as *const socklen_t)
+                let flags = if number == SYS_accept4 { d as c_int } else { 0 };
+                api::on_accept(fd, new, b as *const sockaddr, c as *const socklen_t, flags)
             }
             SYS_setsockopt => {
                 api::on_setsockopt(fd, b as c_int, c as c_int, d as *const c_void, e as socklen_t)
