@@ -611,6 +611,20 @@ def traces_left(both):
 
 
 @test
+def NACC_TRACE_DIR(path, pair):
+    """The trace lies there, unless others may put files there."""
+    for mode, there in ((0o700, True), (0o777, False)):
+        with tempfile.TemporaryDirectory(dir="/dev/shm") as folder:
+            os.chmod(folder, mode)
+            with pair(options={"NACC_TRACE_DIR": folder}) as both:
+                def lies(place):
+                    return bool(glob.glob(f"{place}/netacc-trace.*.{both.client.pid}"))
+                both.accelerate(1)
+                both.until(lambda: lies(folder if there else "/dev/shm"), "the trace is there")
+                same("in the other folder", False, lies("/dev/shm" if there else folder))
+
+
+@test
 def NACC_TRACE_SLOW_MS(path, pair):
     """A send that finds no room for longer is told, and its trace stays; 0: none is."""
     for bound in (100, 0):
