@@ -124,12 +124,12 @@ told reload-mistake-past-the-tool 0 'at once' "${CFG[@]}" set NACC_LOG_LEVEL 2 -
 same reload-mistake-changes-nothing "$(cat "$TMP/before")" "$("$SS" -s cfg "$PID")"
 # (An editor that saves in place empties it first.)
 : >"$TMP/client.conf"
-told reload-empty 1 'cannot read its configuration file' "${CFG[@]}" reload -p "$PID"
+told reload-empty 1 'client.conf, is empty; its rules are as they were' "${CFG[@]}" reload -p "$PID"
 rm "$TMP/client.conf"
 mkfifo "$TMP/client.conf"
 told reload-pipe 1 'cannot read its configuration file' "${CFG[@]}" reload -p "$PID"
 rm "$TMP/client.conf"
-told reload-gone 1 'cannot read its configuration file' "${CFG[@]}" reload -p "$PID"
+told reload-gone 1 'client.conf any more; its rules are as they were' "${CFG[@]}" reload -p "$PID"
 check reload-gone-changes-nothing opens 1 2 5
 rules ''
 told reload-none 0 'client.conf: 0 rules' "${CFG[@]}" reload -p "$PID"
