@@ -96,7 +96,7 @@ pub(crate) struct Origin {
 
 pub(crate) fn begin_as(fd: c_int, origin: Origin) {
     let began = fd_table::began(fd);
-    let nonblock = fd_table::is_made_nonblock(fd);
+    let nonblock = fd_table::is_nonblock(fd);
     fast_connect::give_away(fd);
     let Some(s) = claim(fd) else { return };
     s.syn.set_began(began);

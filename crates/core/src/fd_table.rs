@@ -23,7 +23,7 @@ const ADDRESS: u64 = (1 << 48) - 8;
 /// connect.
 const REASON: u32 = 0xffff;
 const BEGAN: u32 = 24;
-/// It was made with SOCK_NONBLOCK.
+/// It has O_NONBLOCK.
 const NONBLOCK: u64 = 1 << 3;
 
 /// Where an object is, of which only the module that makes such objects knows more.
@@ -153,9 +153,19 @@ pub(crate) fn put_fresh(fd: c_int, reason: u32, nonblock: bool) {
     fd_words::set(fd, encode(Entry::Fresh(reason)) | nonblock);
 }
 
-/// Whether a fresh socket was made with SOCK_NONBLOCK, as far as is known.
-pub(crate) fn is_made_nonblock(fd: c_int) -> bool {
+/// Whether a fresh socket has O_NONBLOCK, as far as is known.
+pub(crate) fn is_nonblock(fd: c_int) -> bool {
     raw(fd) & (KIND | NONBLOCK) == FRESH | NONBLOCK
+}
+
+/// O_NONBLOCK of a fresh socket was set, or taken away. Another thread may change its entry
+/// meanwhile: then that is not known of it.
+pub(crate) fn set_nonblock(fd: c_int, on: bool) {
+    let old = raw(fd);
+    if old & KIND == FRESH {
+        let new = if on { old | NONBLOCK } else { old & !NONBLOCK };
+        let _ = fd_words::replace(fd, old, new);
+    }
 }
 
 /// Puts `entry` in the place of `raw`; false if something else stands there.
@@ -211,10 +221,12 @@ pub(crate) fn for_each_all(mut f: impl FnMut(c_int, Entry)) {
 
 #[cfg(test)]
 mod tests {
+    extern crate std;
     use super::*;
+    use crate::sys;
 
     #[test]
-    fn a_fresh_socket_is_known_to_be_made_without_waits() {
+    fn a_fresh_socket_is_known_not_to_wait() {
         crate::testing::init();
         // (Other tests' walks over the table are as short as they were.)
         assert!(crate::testing::alone_in_child(|| {
@@ -223,11 +235,48 @@ mod tests {
                 let ty = libc::SOCK_STREAM | flags;
                 crate::api::on_socket(fd, libc::AF_INET, ty, 0);
                 set_began(fd, 5_000_000);
-                (is_made_nonblock(fd), began(fd), matches!(get(fd), Entry::Fresh(_)))
+                (is_nonblock(fd), began(fd), matches!(get(fd), Entry::Fresh(_)))
             };
             made(libc::SOCK_NONBLOCK) == (true, 5_000_000, true)
                 && made(libc::SOCK_CLOEXEC) == (false, 5_000_000, true)
         }));
+    }
+
+    #[test]
+    fn a_connection_has_what_was_set_of_its_socket_before() {
+        use crate::api;
+        use std::net::{TcpListener, TcpStream};
+        use std::os::fd::AsRawFd;
+        crate::testing::init();
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let port = listener.local_addr().unwrap().port().to_be_bytes();
+        let fcntl = |fd, flags: c_int| api::fcntl(fd, libc::F_SETFL, flags as usize);
+        let ioctl = |fd, on: c_int| {
+            let request = libc::FIONBIO as usize;
+            // SAFETY: FIONBIO takes a pointer to an int.
+            let r = unsafe { api::ioctl(fd, request, &raw const on as usize) };
+            if r == api::PASS { sys::ioctl(fd, request, &raw const on as usize) } else { r }
+        };
+        let ways: [(&dyn Fn(c_int) -> isize, bool); 4] = [
+            (&|fd| fcntl(fd, libc::O_NONBLOCK), true),
+            (&|fd| fcntl(fd, libc::O_NONBLOCK) + fcntl(fd, 0), false),
+            (&|fd| ioctl(fd, 1), true),
+            (&|fd| ioctl(fd, 1) + ioctl(fd, 0), false),
+        ];
+        for (way, is_nonblock) in ways {
+            let fd = sys::socket(libc::AF_INET, libc::SOCK_STREAM, 0) as c_int;
+            api::on_socket(fd, libc::AF_INET, libc::SOCK_STREAM, 0);
+            assert_eq!(way(fd), 0);
+            let [a, b] = port;
+            let to = [libc::AF_INET as u8, 0, a, b, 127, 0, 0, 1, 0, 0, 0, 0, 0, 0, 0, 0];
+            let r = sys::connect(fd, &to) as c_int;
+            // SAFETY: an address of sixteen bytes.
+            unsafe { api::on_connect(fd, to.as_ptr().cast(), 16, r) };
+            let (s, _) = socket(fd).unwrap();
+            assert_eq!(s.has(crate::socket::flag::NONBLOCK), is_nonblock);
+            let peer: TcpStream = listener.accept().unwrap().0;
+            assert!(peer.as_raw_fd() >= 0 && api::close(fd) == 0);
+        }
     }
 
     #[test]

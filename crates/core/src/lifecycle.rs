@@ -423,6 +423,8 @@ pub(crate) fn fcntl(fd: c_int, cmd: c_int, arg: usize) -> Ret {
                 if arg as c_int & libc::O_ASYNC != 0 {
                     io::need_kernel(fd, Reason::SocketOption);
                 }
+            } else if r >= 0 {
+                fd_table::set_nonblock(fd, arg as c_int & libc::O_NONBLOCK != 0);
             }
             r
         }

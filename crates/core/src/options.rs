@@ -448,6 +448,13 @@ pub(crate) unsafe fn ioctl(fd: c_int, request: usize, arg: usize) -> Ret {
         if matches!(request as u64, NBD_SET_SOCK | SIOCKCMATTACH) {
             give_to_user_in_kernel(fd, request as u64, arg);
         }
+        if request as u64 == libc::FIONBIO
+            && matches!(fd_table::get(fd), Entry::Fresh(_))
+            // SAFETY: it takes a pointer to an int of the caller's.
+            && let Some(on) = (unsafe { user::read(arg as *const c_int) })
+        {
+            fd_table::set_nonblock(fd, on != 0);
+        }
         // SAFETY: as above.
         return if fast_connect::is_on() { unsafe { ioctl_fresh(fd, request, arg) } } else { PASS };
     };
