@@ -286,7 +286,7 @@ settings! {
         "1 records what becomes of each connection that lives for more than one request and its reply, for netacc trace, also for when the process was killed. The record is a file netacc-trace.* in /dev/shm, of 2 KiB for each connection and at most 35 MiB. A process that filters its system calls is recorded only where the environment, or netacc cfg, sets this. 2 records each call that sends or receives, too, and how long answers take (netacc_ss, netacc metrics, netacc trace histogram): such a call takes longer then, and a connection 4 KiB. 0 records nothing.";
     TraceDir "NACC_TRACE_DIR" = "/dev/shm", Kind::Path, None, EVERYWHERE, RESTART,
         "folder of the traces",
-        "Folder in which the traces lie, which has to be on a tmpfs and nobody else's to put files into or take them from: it is root's or the process's user's, and has the sticky bit if others may write to it. A process that finds it otherwise has its trace in /dev/shm, and its log says so. netacc finds traces in /dev/shm, in the folders in /run/netacc, which netacc-enable(8) has made for services, and in the folder that its own configuration names here.";
+        "Folder in which the traces lie, which has to be on a tmpfs and nobody else's to put files into or take them from: it is root's or the process's user's, and has the sticky bit if others may write to it. The folders above it have to be as safe, which is not looked at. A process that finds it otherwise has its trace in /dev/shm, and its log says so. netacc finds traces in /dev/shm, in the folders in /run/netacc, which netacc-enable(8) has made for services, and in the folder that its own configuration names here.";
 }
 
 impl Key {
