@@ -243,6 +243,7 @@ mod tests {
     }
 
     #[test]
+    #[allow(clippy::unwrap_used)]
     fn a_connection_has_what_was_set_of_its_socket_before() {
         use crate::api;
         use std::net::{TcpListener, TcpStream};
