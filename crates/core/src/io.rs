@@ -120,6 +120,7 @@ pub(crate) use reset::{
     carrier_is_over, carrier_is_reset, is_reset_now, on_error_taken, owes_reset, settled,
     with_carrier, with_error_owed,
 };
+pub(crate) use say_end::serve_before_fin;
 use send::{send_attached, send_one};
 pub(crate) use shutdown::shutdown;
 #[cfg(test)]

@@ -330,7 +330,7 @@ fn follow(entry: Sqe, seen: Seen) -> Option<Sqe> {
             }
             if entry.op_flags & SPLICE_FD_IN_FIXED == 0 {
                 uses(entry.splice_fd_in);
-                io::hand_on(entry.splice_fd_in, Reason::IoUring);
+                io::hand_on(entry.splice_fd_in, Reason::IoUring, || false);
             } else if !seen.files {
                 io::lose_sight();
             }

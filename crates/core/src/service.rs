@@ -14,11 +14,12 @@
 //! with their signals blocked, so that no handler can come in between and want it too.
 
 mod agent;
+mod pulls;
 mod requests;
 mod search;
 
 use crate::channel::{Channel, SLOTS};
-use crate::io::{self, PullBack};
+use crate::io;
 use crate::listens::Listens;
 use crate::lock::{Guard, Mutex};
 use crate::log::warn_log;
@@ -33,12 +34,12 @@ use crate::socket::{self, Socket, flag};
 use crate::wait::looks;
 use crate::{fd_table, heap, numbers, process, signals, sleep, sys, thread};
 pub(crate) use agent::AGENT;
-use alloc::vec::Vec;
 use core::ffi::c_void;
 use core::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, AtomicU64, Ordering::*};
-use libc::{epoll_event, pollfd};
+use libc::epoll_event;
 use netacc_control::stats::Reason;
 use netacc_proto::rendezvous::Tuple;
+use pulls::Pulls;
 use requests::{EVENT_REQUESTS, Requests};
 
 /// Messages of one link that are taken in a row.
@@ -47,16 +48,11 @@ const MESSAGES_IN_A_ROW: usize = 64;
 const ENDS_PAUSE_NS: u64 = 10_000_000;
 /// A thread that could not be started is tried again after so long.
 const START_AGAIN_NS: u64 = 1_000_000_000;
-/// Pull-backs that found no room while others waited for theirs are joined to these after so long.
-const PULLS_NS: i64 = 100_000_000;
 
 /// One process's end of all agreements. There is one; tests make several.
 pub(crate) struct Service {
     state: Mutex<State>,
-    /// Pull-backs under way. Not empty: a helper serves them. (The one that it is at is `None`.)
-    pulls: Mutex<Vec<Option<PullBack>>>,
-    /// Counts those that have ended; a futex.
-    pulls_ended: AtomicU32,
+    pulls: Pulls,
     /// Wakes the thread.
     bell: AtomicI32,
     /// It was woken and not heard yet.
@@ -99,8 +95,7 @@ impl Service {
     const fn new(threaded: bool) -> Service {
         Service {
             state: Mutex::new(State::new()),
-            pulls: Mutex::new(Vec::new()),
-            pulls_ended: AtomicU32::new(0),
+            pulls: Pulls::new(threaded),
             bell: AtomicI32::new(-1),
             woken: AtomicBool::new(false),
             running: AtomicU32::new(0),
@@ -308,7 +303,7 @@ impl Service {
                 if io::may_end(channel, slot) && *closes.get_or_init(may_close) {
                     put_off |= 1 << i;
                     pause = ENDS_PAUSE_NS;
-                } else if !self.pull_back(|| io::leave_dead_channel(channel, slot)) {
+                } else if !self.pulls.serve(|| io::leave_dead_channel(channel, slot)) {
                     put_off |= 1 << i;
                 }
             }
@@ -455,7 +450,7 @@ impl Service {
             Then::PullBack(slot) => {
                 let channel = self.state.lock().channel(i);
                 if let Some(channel) = channel {
-                    self.pull_back(|| io::serve_pull_back(channel, slot));
+                    self.pulls.serve(|| io::serve_pull_back(channel, slot));
                 }
             }
             Then::Unread => io::hear_unread(),
@@ -493,87 +488,6 @@ impl Service {
             let next = self.state.lock().next_to_agree();
             let Some(tuple) = next else { return };
             self.agree(&tuple);
-        }
-    }
-
-    /// `serve`: returns what found no room on the carrier. False: it was not called, for want of
-    /// memory to note that.
-    fn pull_back(&self, serve: impl FnOnce() -> Option<PullBack>) -> bool {
-        // Without room for it the peer has no answer, and asks again. (Only this thread adds to
-        // them.)
-        if self.pulls.lock().try_reserve(1).is_err() {
-            return false;
-        }
-        let Some(rest) = serve() else { return true };
-        let is_first = {
-            let mut pulls = self.pulls.lock();
-            let is_first = pulls.is_empty();
-            pulls.push(Some(rest));
-            is_first
-        };
-        // In this thread where no other can be had.
-        if is_first
-            && !(self.threaded
-                && thread::spawn(run_pulls, core::ptr::from_ref(self).cast_mut().cast()))
-        {
-            self.serve_pulls();
-        }
-        true
-    }
-
-    /// Serves the pull-backs that are noted, and those that come meanwhile, until none is left.
-    fn serve_pulls(&self) {
-        let mut waiting: Vec<pollfd> = Vec::new();
-        loop {
-            let mut i = 0;
-            waiting.clear();
-            loop {
-                // One at a time, and without the lock while it sends. It stays in its place for
-                // that: the list must not look empty.
-                let Some(pull) = self.pulls.lock().get_mut(i).map(Option::take) else { break };
-                let more = pull.as_ref().and_then(PullBack::go_on);
-                let mut pulls = self.pulls.lock();
-                match (more, pulls.get_mut(i)) {
-                    (Some(fd), Some(place)) => {
-                        *place = pull;
-                        // (Those that there is no room for are looked at after a while.)
-                        if waiting.try_reserve(1).is_ok() {
-                            waiting.push(pollfd { fd, events: libc::POLLOUT, revents: 0 });
-                        }
-                        i += 1;
-                    }
-                    _ => {
-                        pulls.swap_remove(i);
-                        let was_last = pulls.is_empty();
-                        drop(pulls);
-                        drop(pull);
-                        self.pulls_ended.fetch_add(1, Release);
-                        sys::futex_wake(&self.pulls_ended, i32::MAX, true);
-                        if was_last {
-                            return;
-                        }
-                    }
-                }
-            }
-            // SAFETY: valid pollfds; no mask. (One whose number was closed meanwhile costs a turn.)
-            unsafe {
-                sleep::ppoll(waiting.as_mut_ptr(), waiting.len(), PULLS_NS, core::ptr::null())
-            };
-        }
-    }
-
-    /// Waits until no pull-back is under way.
-    fn finish_pull_backs(&self, limit_ns: u64) {
-        let until = sys::now_ns().saturating_add(limit_ns);
-        loop {
-            let seen = self.pulls_ended.load(Acquire);
-            // (Not for ever, should this be a handler that interrupted the lock's holder.)
-            let none = self.pulls.try_lock().is_some_and(|p| p.is_empty());
-            let left = until.saturating_sub(sys::now_ns());
-            if none || left == 0 {
-                return;
-            }
-            sys::futex_wait(&self.pulls_ended, seen, left.min(10_000_000) as i64, true);
         }
     }
 
@@ -740,8 +654,7 @@ impl Service {
     }
 
     fn after_fork_in_child(&self) {
-        // What the parent sends again is the parent's: never dropped here.
-        core::mem::forget(core::mem::take(&mut *self.pulls.lock()));
+        self.pulls.after_fork_in_child();
         // One thread, no handlers of ours: the plain lock, which takes over what a thread of the
         // parent's held.
         self.state.lock().after_fork();
@@ -783,15 +696,6 @@ fn run(service: *mut c_void) -> *mut c_void {
     service.state.lock().start_again_at = u64::MAX;
     service.not_started.store(Reason::Internal as u32, Relaxed);
     service.running.store(0, Release);
-    core::ptr::null_mut()
-}
-
-fn run_pulls(service: *mut c_void) -> *mut c_void {
-    // SAFETY: what `pull_back` passed: a service, which lives for ever.
-    let service = unsafe { &*service.cast::<Service>() };
-    sys::block_all_signals();
-    sys::name_thread(b"netacc-pull\0");
-    service.serve_pulls();
     core::ptr::null_mut()
 }
 

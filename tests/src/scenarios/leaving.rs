@@ -222,6 +222,52 @@ pub fn list() -> Vec<Scenario> {
         )
         .demoted(),
         pair(
+            "leaving/exec-while-the-peer-is-stopped",
+            "a program without the library gets a connection whose peer stands still for a moment, with bytes unread, then sends and shuts down or closes: it has all of it, then the end",
+            |t| {
+                for closes in [false, true] {
+                    let fd = t.server();
+                    let peer: i32 = t.hear().parse().expect("a pid");
+                    await_bytes(fd, UNREAD);
+                    t.tell("stop");
+                    while !sys::is_stopped(peer) {
+                        sys::sleep_ms(1);
+                    }
+                    let goes_on = std::thread::spawn(move || {
+                        sys::sleep_ms(150);
+                        sys::kill(peer, libc::SIGCONT)
+                    });
+                    // (What is said to a peer that has closed is lost.)
+                    let counts = format!("test $(wc -c) -eq {}", UNREAD + 512);
+                    let pid = match closes {
+                        true => t.exec_on(fd, "/bin/sh", &["sh", "-c", &counts], true),
+                        false => t.exec_on(fd, "/bin/cat", &["cat"], true),
+                    };
+                    t.log("continue", goes_on.join().expect("thread"));
+                    t.log("close", sys::close(fd));
+                    t.log("has read all", sys::wait_child(pid));
+                }
+            },
+            |t| {
+                for closes in [false, true] {
+                    let fd = t.client();
+                    t.tell(&sys::getpid().to_string());
+                    t.pour(fd, 9, UNREAD);
+                    t.wait("stop");
+                    sys::kill(sys::getpid(), libc::SIGSTOP).expect("stop");
+                    send_all(fd, &Pattern::new(9).bytes(UNREAD as u64, 512));
+                    if closes {
+                        t.log("close", sys::close(fd));
+                    } else {
+                        t.log("shutdown", sys::shutdown(fd, SHUT_WR));
+                        t.drain(fd, 9, UNREAD + 512);
+                        t.log("end", sys::recv(fd, &mut [0; 1], 0));
+                    }
+                }
+            },
+        )
+        .demoted(),
+        pair(
             "leaving/while-the-peer-is-stopped",
             "a connection comes into a fifth epoll set while its peer's process is stopped: what is unread comes, when the peer goes on at the latest",
             |t| {

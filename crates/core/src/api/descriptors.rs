@@ -275,7 +275,7 @@ pub fn need_kernel(fd: c_int, why: netacc_control::stats::Reason) {
 pub fn need_kernel_whole(fd: c_int, why: netacc_control::stats::Reason) {
     held(|| {
         crate::io::need_kernel(fd, why);
-        crate::io::hand_on(fd, why);
+        crate::io::hand_on(fd, why, || false);
     })
 }
 /// The same where libc only writes to it.

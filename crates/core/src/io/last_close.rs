@@ -7,7 +7,7 @@ use super::ends::{hold_rx, hold_tx, publish_held};
 use super::leave::{freeze, to_kernel};
 use super::outlive::{await_peer, is_clean, outlives_close, outlives_for_child};
 use super::probe::put_back;
-use super::say_end::{announce_end, announce_end_in_time, say_end, say_late_fin};
+use super::say_end::{announce_end, announce_end_in_time, say_end, say_late_fin, serve_before_fin};
 use crate::channel::{producer_quiet, quiet};
 use crate::outcome::Ret;
 use crate::socket::{
@@ -34,6 +34,7 @@ pub(super) fn let_go(
         }
         return r;
     }
+    serve_before_fin(s);
     let shared = s.names() > 0;
     // (By an agent it leaves behind the close, which waits for that within bounds.)
     let later = s.path().leaves_by_agent();

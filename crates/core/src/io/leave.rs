@@ -9,7 +9,7 @@ use crate::life_word::step;
 use crate::log::debug_log;
 use crate::outcome::{PASS, Ret};
 use crate::sets::sets;
-use crate::socket::{Event, Socket, State, flag, harmless};
+use crate::socket::{Event, Named, Socket, State, flag, harmless};
 use crate::trace::Event as Trace;
 use crate::{agent, candidates, carrier, fd_table, process, socket, wait};
 use between_hosts::to_kernel_between_hosts;
@@ -72,6 +72,17 @@ pub(super) fn pull_back_patience_ns(s: &'static Socket, g: u16, why: Reason, str
 #[cold]
 #[inline(never)]
 pub(crate) fn to_kernel(s: &'static Socket, g: u16, fd: c_int, why: Reason, strict: bool) -> bool {
+    to_kernel_unless(Named { s, g, fd }, why, strict, &|| false)
+}
+
+/// As [`to_kernel`], for who `can_read` the ring all the same: within the host nothing is broken
+/// off for that.
+pub(super) fn to_kernel_unless(
+    Named { s, g, fd }: Named,
+    why: Reason,
+    strict: bool,
+    can_read: &dyn Fn() -> bool,
+) -> bool {
     loop {
         if s.generation16() != g {
             return true;
@@ -114,6 +125,7 @@ pub(crate) fn to_kernel(s: &'static Socket, g: u16, fd: c_int, why: Reason, stri
         }
         // (Its maker throws it away.)
         Some(Action::BreakOff) if why == Reason::Disconnected && throws_away(s) => false,
+        Some(Action::BreakOff) if can_read() => leaves_later(s, why),
         Some(Action::BreakOff) => {
             crate::log::warn_of_peer!(
                 "fd {fd}: unread or unsent bytes cannot follow the descriptor ({}): the connection is broken off",

@@ -4,7 +4,7 @@ use super::ends::{hold_rx, hold_tx, reads_ring_first};
 use super::kept::give_up_listener;
 use super::leave::{
     AT_LEAST_NS, LONGEST_NS, NOTHING_COMES_NS, SendBuffer, begin_way_back, break_off, to_kernel,
-    to_kernel_to_send,
+    to_kernel_to_send, to_kernel_unless,
 };
 use super::waits::renew;
 use crate::fd_table::Entry;
@@ -150,17 +150,19 @@ pub(crate) fn is_left_in_ring(fd: c_int) -> bool {
 }
 
 /// Somebody is about to read from it past us: where that would miss bytes, or find them twice, the
-/// connection is broken off.
-pub(crate) fn hand_on(fd: c_int, why: Reason) {
+/// connection is broken off. True: they are in a ring, their sender has left it or ended meanwhile,
+/// and the caller `can_read` them there.
+pub(crate) fn hand_on(fd: c_int, why: Reason, can_read: impl Fn() -> bool) -> bool {
     let has_bytes = |s: &'static Socket, g| {
         hold_rx(s, g).is_ok_and(|mut h| h.end.switch.wants_pull_back() || h.leaves_unread())
     };
-    if let Some((s, g)) = fd_table::socket(fd)
-        && s.is(State::Attached)
-        && has_bytes(s, g)
-    {
-        let _ = to_kernel(s, g, fd, why, true);
+    let Some((s, g)) = fd_table::socket(fd) else { return false };
+    if !s.is(State::Attached) || !has_bytes(s, g) {
+        return false;
     }
+    let can_read = || reads_ring_first(s, g) && can_read();
+    let is_kernels = to_kernel_unless(Named { s, g, fd }, why, true, &can_read);
+    !is_kernels && !s.has(flag::BROKEN_OFF) && s.is(State::Attached) && can_read()
 }
 
 /// A ring of the program's may do anything with any socket from now on: all are the kernel's. (They

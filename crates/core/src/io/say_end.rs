@@ -1,14 +1,28 @@
-//! What the peer is told before a FIN of the carrier's.
+//! What the peer is told, and given, before a FIN of the carrier's.
 
-use super::ends::{TxHeld, hold_rx, publish_announce, publish_held, show_path};
+use super::ends::{TxHeld, hold_rx, load_ack, publish_announce, publish_held, show_path};
 use super::promote::may_use_carrier;
 use crate::channel::quiet;
 use crate::socket::{Socket, flag};
-use crate::{carrier, sys};
+use crate::{agent, carrier, process, sys};
 use core::ffi::c_int;
 use core::sync::atomic::Ordering::*;
 use netacc_proto::switchover::Path as Way;
 use netacc_ring::sleepers;
+
+/// This end is about to send its FIN, and behind that nothing can go again over the carrier. A peer
+/// that has frozen wants what it has not consumed there: its word to the thread "netacc" may be on
+/// its way (this process may have been stopped). What finds no room holds the FIN up, and not the
+/// caller.
+pub(crate) fn serve_before_fin(s: &'static Socket) {
+    let Some(channel) = s.channel().filter(|c| c.far.is_shared() && !s.is_inherited()) else {
+        return;
+    };
+    let slot = s.slot.load(Relaxed) as usize;
+    if load_ack(channel.words(slot, channel.side)).frozen && !process::in_vfork_child() {
+        agent::of(s.path()).before_fin(channel, slot);
+    }
+}
 
 /// Tells the peer where the ring's part of the stream ends, before the carrier's FIN, which the
 /// caller sends next.

@@ -2,7 +2,7 @@
 
 use super::ends::{NotHeld, hold_rx, hold_tx};
 use super::leave::to_kernel;
-use super::say_end::{announce_end, say_fin, say_shut};
+use super::say_end::{announce_end, say_fin, say_shut, serve_before_fin};
 use crate::channel::producer_quiet;
 use crate::outcome::{PASS, Ret};
 use crate::socket::{Socket, State, flag};
@@ -22,6 +22,8 @@ pub(crate) fn shutdown(s: &'static Socket, g: u16, fd: c_int, how: c_int) -> Ret
         }
     } else if s.path().leaves_by_agent() {
         return shutdown_between_hosts(s, g, fd, how);
+    } else if how != libc::SHUT_RD {
+        serve_before_fin(s);
     }
     if (how == libc::SHUT_WR || how == libc::SHUT_RDWR)
         && let Ok(mut h) = hold_tx(s, g)

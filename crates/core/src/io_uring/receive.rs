@@ -24,15 +24,16 @@ pub(super) fn receive(entry: Sqe, waits: bool) -> Option<Sqe> {
     if entry.opcode == OP_POLL_ADD {
         return completes_with(entry, is_readable(entry).filter(|_| is_left)?);
     }
-    if !is_left || waits || !may_be_received(entry) || null_device().is_none() {
-        // (Before the kernel takes what comes again, it has to have all of that.)
-        io::hand_on(entry.fd, Reason::IoUring);
+    let is_here = || !waits && may_be_received(entry) && null_device().is_some();
+    // (Before the kernel takes what comes again, it has to have all of that.)
+    let reads_here = (is_left && is_here()) || io::hand_on(entry.fd, Reason::IoUring, is_here);
+    if !reads_here {
         return None;
     }
     // SAFETY: the buffers that the application gives the kernel.
     match unsafe { received(entry) } {
         EAGAIN => {
-            io::hand_on(entry.fd, Reason::IoUring);
+            io::hand_on(entry.fd, Reason::IoUring, || false);
             None
         }
         // The kernel says what is wrong with it.

@@ -93,6 +93,13 @@ pub(super) fn begin_to_leave_hosts(for_good: bool) -> bool {
 
 /// What goes out over the carriers gets there.
 pub(super) fn finish(shared: bool, for_good: bool) {
+    fd_table::for_each(|_, entry| {
+        if let Entry::Socket(s, _) = entry
+            && s.names() == 1
+        {
+            io::serve_before_fin(s);
+        }
+    });
     let ending = Ending { limit_ns: EXIT_NS, shared, for_good };
     agent::each(|agent| agent.finish(ending));
 }

@@ -4,8 +4,8 @@ use super::{SERVICE, search};
 use crate::agent::{Agent, Ending, Noted, Used};
 use crate::candidates::is_on_this_host;
 use crate::channel::Channel;
-use crate::config;
 use crate::socket::{Socket, flag};
+use crate::{config, io};
 use core::net::SocketAddr;
 use core::sync::atomic::Ordering::*;
 use netacc_control::stats::Reason;
@@ -42,7 +42,7 @@ impl Agent for Here {
     }
     /// What goes out again over the carriers is sent: nobody would go on with it.
     fn finish(&self, ending: Ending) {
-        SERVICE.finish_pull_backs(ending.limit_ns);
+        SERVICE.pulls.finish(ending.limit_ns);
     }
     fn attached(&self, channel: &Channel) {
         if channel.dead.load(SeqCst) != 0 {
@@ -59,6 +59,9 @@ impl Agent for Here {
     }
     fn accuse(&self, channel: &Channel) {
         SERVICE.accuse(channel);
+    }
+    fn before_fin(&self, channel: &Channel, slot: usize) {
+        SERVICE.pulls.serve_before_end(|| io::serve_pull_back(channel, slot));
     }
     fn released(&self, channel: &'static Channel, slot: usize) {
         SERVICE.released(channel, slot);

@@ -189,10 +189,82 @@ impl PullBack {
 }
 
 #[cfg(test)]
-#[allow(clippy::unwrap_used, reason = "tests may fail loudly")]
+#[allow(
+    clippy::unwrap_used,
+    clippy::panic,
+    clippy::indexing_slicing,
+    reason = "tests may fail loudly"
+)]
 mod tests {
+    extern crate std;
+    use super::super::freeze;
     use super::*;
-    use crate::path::tests::{C, close_both, promoted_within_the_host};
+    use crate::io::ends::hold_rx;
+    use crate::io::serve_before_fin;
+    use crate::path::tests::{A, C, End, close_both, promoted_within_the_host};
+    use std::time::{Duration, Instant};
+
+    /// A peer that has frozen, with bytes unread, and whose word has not come yet.
+    fn asked_by_a_frozen_peer(unread: usize) -> [End; 2] {
+        let mut ends = promoted_within_the_host();
+        let s = ends[A].socket;
+        hold_rx(s, s.generation16()).map(|mut rx| freeze(&mut rx)).ok().unwrap();
+        ends[C].send(C, unread);
+        ends
+    }
+
+    /// What who has the descriptor without the library reads, until the end.
+    fn kernel_has(end: &End) -> usize {
+        let (mut all, began) = (0, Instant::now());
+        let mut part = [0u8; 4096];
+        let mut wait = libc::pollfd { fd: end.fd, events: libc::POLLIN, revents: 0 };
+        while began.elapsed() < Duration::from_secs(20) {
+            // SAFETY: one valid pollfd, and a buffer of ours.
+            let n = unsafe {
+                crate::sleep::ppoll(&mut wait, 1, 100_000_000, core::ptr::null());
+                let (at, none) = (part.as_mut_ptr(), core::ptr::null_mut());
+                let now = libc::MSG_DONTWAIT;
+                sys::recvfrom(end.fd, at, part.len(), now, none, core::ptr::null_mut())
+            };
+            match n {
+                0 => return all,
+                -11 => {}
+                n => all += usize::try_from(n).unwrap(),
+            }
+        }
+        panic!("no end behind {all} bytes");
+    }
+
+    #[test]
+    fn what_a_frozen_peer_wants_goes_before_the_fin() {
+        for how in [None, Some(libc::SHUT_WR), Some(libc::SHUT_RDWR)] {
+            for (room, unread) in [(1 << 20, 5_000), (4096, 30_000)] {
+                let mut ends = asked_by_a_frozen_peer(unread);
+                for (end, option) in [(A, libc::SO_RCVBUF), (C, libc::SO_SNDBUF)] {
+                    assert!(sys::setsockopt(ends[end].fd, libc::SOL_SOCKET, option, &room) >= 0);
+                }
+                match how {
+                    None => ends[C].close(),
+                    Some(how) => assert_eq!(crate::io::shutdown_of(ends[C].fd, how), 0),
+                }
+                assert_eq!(kernel_has(&ends[A]), unread, "{how:?}, room for {room}");
+                if how.is_some() {
+                    ends[C].close();
+                }
+                ends[A].close();
+            }
+        }
+    }
+
+    #[test]
+    fn what_a_frozen_peer_wants_goes_before_the_end_of_the_process() {
+        let mut ends = asked_by_a_frozen_peer(5_000);
+        serve_before_fin(ends[C].socket);
+        crate::io::at_exit(ends[C].socket, ends[C].fd);
+        assert_eq!(sys::shutdown(ends[C].fd, libc::SHUT_WR), 0);
+        assert_eq!(kernel_has(&ends[A]), 5_000);
+        ends.iter_mut().for_each(End::close);
+    }
 
     #[test]
     fn who_ends_for_ever_is_waited_for_two_seconds() {

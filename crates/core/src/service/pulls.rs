@@ -1,0 +1,137 @@
+//! Pull-backs of which not all found room on the carrier at once: one passing thread sends the rest
+//! of all of them.
+
+use crate::io::PullBack;
+use crate::lock::Mutex;
+use crate::{signals, sleep, sys, thread};
+use alloc::vec::Vec;
+use core::ffi::c_void;
+use core::sync::atomic::{AtomicU32, Ordering::*};
+use libc::pollfd;
+
+/// Pull-backs that found no room while others waited for theirs are joined to these after so long.
+const JOINED_NS: i64 = 100_000_000;
+
+pub(super) struct Pulls {
+    /// Those under way. Not empty: a helper serves them. (The one that it is at is `None`.)
+    under_way: Mutex<Vec<Option<PullBack>>>,
+    /// Counts those that have ended; a futex.
+    ended: AtomicU32,
+    /// A thread is started for them (not in tests of services that are turned by hand).
+    threaded: bool,
+}
+
+impl Pulls {
+    pub(super) const fn new(threaded: bool) -> Pulls {
+        Pulls { under_way: Mutex::new(Vec::new()), ended: AtomicU32::new(0), threaded }
+    }
+
+    /// In the thread "netacc". `serve`: returns what found no room on the carrier. False: it was
+    /// not called, for want of memory to note that; the peer has no answer then, and asks again.
+    pub(super) fn serve(&self, serve: impl FnOnce() -> Option<PullBack>) -> bool {
+        let Some(is_first) = self.note(serve) else { return false };
+        // In this thread where no other can be had.
+        if is_first && !self.start() {
+            self.send_on();
+        }
+        true
+    }
+
+    /// As [`Pulls::serve`], in a thread of the application's, which never waits: where no thread
+    /// can be had the rest is given up, and the connection's end is a reset.
+    pub(super) fn serve_before_end(&self, serve: impl FnOnce() -> Option<PullBack>) {
+        let held = signals::hold_back();
+        if self.note(serve) == Some(true)
+            && !self.start()
+            && let Some(mut under_way) = self.under_way.lock_unless_mine()
+        {
+            let given_up = core::mem::take(&mut *under_way);
+            drop(under_way);
+            drop(given_up);
+        }
+        signals::go_on(held);
+    }
+
+    /// Whether it is the first, and nobody sends on. (Under the lock: what was reserved is there.)
+    fn note(&self, serve: impl FnOnce() -> Option<PullBack>) -> Option<bool> {
+        let mut under_way = self.under_way.lock_unless_mine()?;
+        under_way.try_reserve(1).ok()?;
+        let Some(rest) = serve() else { return Some(false) };
+        under_way.push(Some(rest));
+        Some(under_way.len() == 1)
+    }
+
+    fn start(&self) -> bool {
+        self.threaded && thread::spawn(run, core::ptr::from_ref(self).cast_mut().cast())
+    }
+
+    /// Sends what is noted, and what comes meanwhile, until nothing is left.
+    fn send_on(&self) {
+        let mut waiting: Vec<pollfd> = Vec::new();
+        loop {
+            let mut i = 0;
+            waiting.clear();
+            loop {
+                // One at a time, and without the lock while it sends. It stays in its place for
+                // that: the list must not look empty.
+                let Some(pull) = self.under_way.lock().get_mut(i).map(Option::take) else { break };
+                let more = pull.as_ref().and_then(PullBack::go_on);
+                let mut under_way = self.under_way.lock();
+                match (more, under_way.get_mut(i)) {
+                    (Some(fd), Some(place)) => {
+                        *place = pull;
+                        // (Those that there is no room for are looked at after a while.)
+                        if waiting.try_reserve(1).is_ok() {
+                            waiting.push(pollfd { fd, events: libc::POLLOUT, revents: 0 });
+                        }
+                        i += 1;
+                    }
+                    _ => {
+                        under_way.swap_remove(i);
+                        let was_last = under_way.is_empty();
+                        drop(under_way);
+                        drop(pull);
+                        self.ended.fetch_add(1, Release);
+                        sys::futex_wake(&self.ended, i32::MAX, true);
+                        if was_last {
+                            return;
+                        }
+                    }
+                }
+            }
+            // SAFETY: valid pollfds; no mask. (One whose number was closed meanwhile costs a turn.)
+            unsafe {
+                sleep::ppoll(waiting.as_mut_ptr(), waiting.len(), JOINED_NS, core::ptr::null())
+            };
+        }
+    }
+
+    /// Waits until none is under way.
+    pub(super) fn finish(&self, limit_ns: u64) {
+        let until = sys::now_ns().saturating_add(limit_ns);
+        loop {
+            let seen = self.ended.load(Acquire);
+            // (Not for ever, should this be a handler that interrupted the lock's holder.)
+            let none = self.under_way.try_lock().is_some_and(|p| p.is_empty());
+            let left = until.saturating_sub(sys::now_ns());
+            if none || left == 0 {
+                return;
+            }
+            sys::futex_wait(&self.ended, seen, left.min(10_000_000) as i64, true);
+        }
+    }
+
+    /// What the parent sends again is the parent's: never dropped here.
+    pub(super) fn after_fork_in_child(&self) {
+        core::mem::forget(core::mem::take(&mut *self.under_way.lock()));
+    }
+}
+
+fn run(pulls: *mut c_void) -> *mut c_void {
+    // SAFETY: what `start` passed: a service's, which lives for ever.
+    let pulls = unsafe { &*pulls.cast::<Pulls>() };
+    sys::block_all_signals();
+    sys::name_thread(b"netacc-pull\0");
+    pulls.send_on();
+    core::ptr::null_mut()
+}
