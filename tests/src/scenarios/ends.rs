@@ -332,6 +332,26 @@ pub fn list() -> Vec<Scenario> {
             },
         ),
         pair(
+            "ends/reason-of-a-death",
+            "a peer was killed, ended by a signal's default action, or by _exit, with nothing unread: the connection was accelerated to its end",
+            |t| dying_servers(t, 1, |_, _| {}),
+            |t| {
+                for _ in DEATHS {
+                    let addr = t.hear_addr();
+                    let fd = t.connect(addr);
+                    t.wait("ready");
+                    t.tell("end");
+                    t.wait("ended");
+                    t.log("end", sys::recv(fd, &mut [0; 8], 0));
+                    t.is_back(fd);
+                    t.expect_reason(fd, &[("shm", "none"), ("early", "none")]);
+                    t.log("close", sys::close(fd));
+                }
+                t.meet("over");
+            },
+        )
+        .skip(RESETS),
+        pair(
             "ends/send-behind-a-death",
             "the same of a peer that was killed, ended by a signal's default action, or by _exit",
             |t| dying_servers(t, 1, |_, _| {}),

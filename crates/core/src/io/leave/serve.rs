@@ -42,8 +42,13 @@ pub(crate) fn hear_carrier(channel: &Channel, slot: usize) {
             && core::ptr::eq(h.channel, channel)
             && h.slot == slot
         {
+            let fd = s.fd.load(Acquire);
             // Who waits for no more than an error hears of it by this alone.
-            let _ = is_reset(s, s.fd.load(Acquire));
+            let _ = is_reset(s, fd);
+            // (Its link has ended first: a process closes its descriptors in any order.)
+            if carrier::has_ended(fd) {
+                s.change_reason(&[Reason::ChannelFailed], Reason::None);
+            }
         }
         // Who waits for room only has been told nothing, if the peer's FIN had come long before.
         wait::prod_on(s, channel, slot);
@@ -108,14 +113,18 @@ pub(crate) fn leave_dead_channel(channel: &Channel, slot: usize) -> Option<PullB
     if !core::ptr::eq(h.channel, channel) || h.slot != slot {
         return None;
     }
+    let fd = s.fd.load(Acquire);
     // Before it leaves the ring, so that a thread that waits for room there hears of that.
-    let _ = is_reset(s, s.fd.load(Acquire));
-    serve(s, h, Reason::ChannelFailed, true)
+    let _ = is_reset(s, fd);
+    // (The channel of a peer that has ended has not failed.)
+    let has_ended = fd >= 0 && carrier::has_ended(fd);
+    serve(s, h, if has_ended { Reason::None } else { Reason::ChannelFailed }, true)
 }
 
 /// Pulls back what a frozen receiver has not consumed; it may arm again, and is promoted then.
-/// `leaves`: for good, and where it has not frozen, demotes. (Who freezes just then finds the
-/// announcement, and reads the ring to its end.)
+/// `why`: the connection's reason from here on; `None`: as it is. `leaves`: for good, and where it
+/// has not frozen, demotes. (Who freezes just then finds the announcement, and reads the ring to
+/// its end.)
 fn serve(
     s: &'static Socket,
     mut h: TxHeld<'static>,
@@ -156,7 +165,7 @@ fn serve(
     let rest = more.then(|| PullBack(UnderWay::new(s, s.generation16())));
     drop(h);
     match () {
-        _ if paused => {}
+        _ if paused || (has_moved && why == Reason::None) => {}
         _ if has_moved => s.set_reason(why),
         // It has nothing in the ring, and perhaps never had.
         _ if !leaves && !comes => s.change_reason(&[Reason::None, Reason::Agreed], why),
