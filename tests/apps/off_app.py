@@ -6,8 +6,8 @@ connections of its own that it makes anew all the time, and some that stay and a
 the end it says how much has gone to and fro.
 off_app.py idle PORT COUNT OTHER: so many connections to one port, three to the other, which have
 been used and stay open until the input ends.
-off_app.py redis PORT: until SIGTERM, a thread for each way to wait sets and gets random values at a
-Redis, and compares them. At the end it says how many.
+off_app.py redis PORT [HOST]: until SIGTERM, a thread for each way to wait sets and gets random
+values at a Redis, and compares them. At the end it says how many.
 """
 import os
 import random
@@ -117,11 +117,11 @@ def set_and_get(how, connection, key):
         raise ValueError(f"{how}: GET: not the value that was set")
 
 
-def redis(how, port, moved):
+def redis(how, port, moved, host="127.0.0.1"):
     """On a connection that stays, and on one that is made anew all the time."""
-    with socket.create_connection(("127.0.0.1", port), 20) as stays:
+    with socket.create_connection((host, port), 20) as stays:
         while not STOP.is_set():
-            with socket.create_connection(("127.0.0.1", port), 20) as connection:
+            with socket.create_connection((host, port), 20) as connection:
                 for _ in range(100):
                     set_and_get(how, connection, b"new-" + how.encode())
                     set_and_get(how, stays, b"stays-" + how.encode())
@@ -177,5 +177,5 @@ if __name__ == "__main__":
     if sys.argv[1] == "idle":
         sys.exit(idle(*map(int, sys.argv[2:])))
     if sys.argv[1] == "redis":
-        client(int(sys.argv[2]), redis, 1, "values")
+        client(int(sys.argv[2]), lambda *it: redis(*it, *sys.argv[3:]), 1, "values")
     client(int(sys.argv[2]))

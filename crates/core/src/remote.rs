@@ -69,7 +69,7 @@ use crate::inbox::{Inbox, Starter};
 use crate::packet_policy::Asked;
 use crate::path::PathId;
 use crate::rdma_thread::{self, BELL, RUNNING, WOKEN, is_running, wake};
-use crate::socket::{Socket, State, flag, offered};
+use crate::socket::{Socket, flag, offered};
 use crate::tuple_table::Table;
 use crate::wait::looks;
 use crate::{agent, config, fd_table, host, numbers, process, queues, sleep, sys, thread};
@@ -417,7 +417,7 @@ struct Mine {
 impl Mine {
     fn is_current(&self) -> bool {
         self.socket.generation.load(Acquire) == self.generation
-            && self.socket.is(State::Candidate)
+            && self.socket.may_be_candidate()
             && self.socket.path() == PathId::Rdma
     }
 

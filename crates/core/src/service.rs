@@ -30,7 +30,7 @@ use crate::rendezvous::{
     ADVERTS, EVENT_ADVERT, EVENT_CARRIER, EVENT_LINK, LINKS, State, TRY_PAUSE_NS, Then, Violation,
     auth, carrier_event, link_of, slot_of, strangers,
 };
-use crate::socket::{self, Socket, flag};
+use crate::socket::{Socket, flag};
 use crate::wait::looks;
 use crate::{fd_table, heap, numbers, process, signals, sleep, sys, thread};
 pub(crate) use agent::AGENT;
@@ -549,9 +549,7 @@ impl Service {
         // Before the look at its state: who closes it changes that first, and then looks for the
         // mark.
         socket.flags.fetch_or(flag::NOTED, SeqCst);
-        let is_over = || {
-            socket.state.now() != socket::State::Candidate || socket.generation16() != generation
-        };
+        let is_over = || !socket.may_be_candidate() || socket.generation16() != generation;
         if socket.has(flag::CONNECTOR) {
             return self.with(|s| is_over() || s.add_connected(socket)) == Some(true);
         }
@@ -570,9 +568,7 @@ impl Service {
             self.accepting(socket.tuple().local_port());
             return self.note(socket, generation);
         }
-        let is_over = || {
-            socket.state.now() != socket::State::Candidate || socket.generation16() != generation
-        };
+        let is_over = || !socket.may_be_candidate() || socket.generation16() != generation;
         self.ensure_started() && self.with(|s| is_over() || s.look_again(socket)) == Some(true)
     }
 
@@ -585,7 +581,7 @@ impl Service {
         let generation = socket.generation16();
         // As in `note`.
         socket.flags.fetch_or(flag::NOTED, SeqCst);
-        if socket.state.now() != socket::State::Candidate || socket.generation16() != generation {
+        if !socket.may_be_candidate() || socket.generation16() != generation {
             return false;
         }
         // Noted for whoever appears within the next second.

@@ -318,6 +318,11 @@ impl Socket {
     pub(crate) fn is(&self, state: State) -> bool {
         self.state.now() == state
     }
+    /// It is a candidate, or may be one again in a moment: a thread looks at it
+    /// (`io/leave/pause.rs`). What is agreed on meanwhile is not lost.
+    pub(crate) fn may_be_candidate(&self) -> bool {
+        matches!(self.state.now(), State::Candidate | State::Changing)
+    }
     pub(crate) fn has(&self, flag: u32) -> bool {
         self.flags.load(Acquire) & flag != 0
     }

@@ -20,7 +20,7 @@ use crate::channel::Channel;
 use crate::inbox::{Inbox, Starter};
 use crate::log::warn_log;
 use crate::path::{Far, PathId};
-use crate::socket::{Socket, State, flag, offered};
+use crate::socket::{Socket, flag, offered};
 use crate::utcp_device::{self, ASLEEP, BELL, CHILD, LEAVING, RUNNING, WOKEN, is_running, wake};
 use crate::wait::looks;
 use crate::{fd_table, host, numbers, packet_policy, process, sys, thread};
@@ -397,7 +397,7 @@ impl All {
 
     /// A connection is worth it: it is offered a seat, or hears why not.
     fn note(&mut self, s: &'static Socket, generation: u32, asked: u32) {
-        if s.generation.load(Acquire) != generation || !s.is(State::Candidate) {
+        if s.generation.load(Acquire) != generation || !s.may_be_candidate() {
             return;
         }
         let seated = match self.device_for(s) {
@@ -567,6 +567,7 @@ fn refuse(s: &'static Socket, generation: u32, why: Reason) {
 #[allow(clippy::unwrap_used, reason = "tests may fail loudly")]
 mod tests {
     use super::*;
+    use crate::socket::State;
     use crate::testing::alone_in_child;
 
     #[test]

@@ -28,3 +28,25 @@ server: on rdma again
 server: on rdma again
 server: on rdma again"
 done
+
+# Redis under a load whose every value is compared, and a benchmark that ends at the first error,
+# while acceleration is turned off and on as fast as it goes, at both ends at once:
+# guest/off_redis.sh.
+script='export FOR=20; . /rig/tree/tests/rdma/guest/off_redis.sh'
+for kind in rxe siw; do
+  LIMIT=200 rig two --device $kind "$script; off_redis_server" "$script; off_redis_client"
+  is "off-redis-$kind" 0 "come back each time
+28 on rdma
+every value
+off_app.py: 0
+redis-benchmark: 143" "server: 28 on rdma
+server: come back each time
+server: 28 on rdma
+server: get 0 0
+server: set 0 0
+server: redis-server: 0"
+  # (As often as a machine with other work allows: some 40 times in these seconds on a busy one.)
+  often=$(sort -n "$X"/*.times | head -n 1)
+  if [ "${often:-0}" -ge 10 ]; then ok "off-redis-$kind-times" "$(cat "$X"/*.times | paste -sd+) times; $(cat "$X/client.values")"; else
+    fail "off-redis-$kind-times" "$(grep . "$X"/*.times)"; fi
+done

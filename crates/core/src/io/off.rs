@@ -107,6 +107,7 @@ mod tests {
     use crate::path::tests::{
         A, C, End, candidate_within_the_host, close_both, promoted_within_the_host, talk,
     };
+    use crate::socket::Event;
     use netacc_control::config::Config;
     use netacc_control::stats::{Path, Reason, UNCOUNTED};
     use netacc_proto::switchover::Action;
@@ -114,6 +115,15 @@ mod tests {
 
     fn off() -> Config {
         Config { accelerate_by_default: false, ..Config::default() }
+    }
+
+    /// Also where a test fails.
+    struct OnDrop<F: Fn()>(F);
+
+    impl<F: Fn()> Drop for OnDrop<F> {
+        fn drop(&mut self) {
+            (self.0)();
+        }
     }
 
     fn turn_off(end: &End, patience_ns: u64) {
@@ -170,6 +180,31 @@ mod tests {
             ends.iter().all(|end| says(end, Reason::None, Path::Shm))
         });
         close_both(ends);
+    }
+
+    /// The switch looks at it nearly all the time, and has claimed it then, while both ends agree.
+    #[test]
+    fn a_candidate_that_is_looked_at_is_accelerated() {
+        for side in [A, C] {
+            let mut ends = candidate_within_the_host();
+            let (s, over) = (ends[side].socket, AtomicBool::new(false));
+            std::thread::scope(|scope| {
+                scope.spawn(|| {
+                    while !over.load(SeqCst) {
+                        if s.state.change(State::Candidate, Event::Claimed) {
+                            std::thread::sleep(Duration::from_millis(2));
+                            assert!(s.state.happens(Event::Begun));
+                        }
+                        std::thread::yield_now();
+                    }
+                });
+                let _end = OnDrop(|| over.store(true, SeqCst));
+                comes_to(&mut ends, "accelerated", |ends| {
+                    ends.iter().all(|end| says(end, Reason::None, Path::Shm))
+                });
+            });
+            close_both(ends);
+        }
     }
 
     /// Both ends have agreed, and no call comes that would attach one.

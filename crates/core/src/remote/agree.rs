@@ -10,7 +10,7 @@ use crate::lock::lock_end;
 use crate::log::{debug_log, warn_of_peer};
 use crate::packet_policy::{self, Asked};
 use crate::path::{Far, PathId};
-use crate::socket::{Socket, State, flag, offered};
+use crate::socket::{Socket, flag, offered};
 use crate::syn::Said;
 use crate::tuple_table::Key;
 use crate::wire::Wire;
@@ -37,7 +37,8 @@ pub(super) const BUSY_NS: u64 = 5_000_000;
 pub(super) fn verdict(s: &'static Socket, generation: u32, why: Reason) {
     let _tx = lock_end(&s.tx_lock);
     if s.generation.load(Acquire) == generation
-        && s.is(State::Candidate)
+        && s.may_be_candidate()
+        && s.offered.is_none()
         && s.path() == PathId::Rdma
     {
         let why = by_now(s, why);

@@ -204,7 +204,7 @@ impl Owned {
             let _tx = lock_end(&s.tx_lock);
             let _rx = lock_end(&s.rx_lock);
             let is_open = s.generation.load(Acquire) == generation
-                && s.is(State::Candidate)
+                && s.may_be_candidate()
                 && s.path() == PathId::Utcp
                 && s.offered.is_none();
             is_open && {

@@ -157,3 +157,25 @@ fn who_is_off_before_it_is_attached_gives_its_offer_back() {
     rig.exchange(i, 50_000);
     rig.finish();
 }
+
+/// The switch looks at a candidate, and has claimed it for as long as that takes, whatever the
+/// threads of both hosts do meanwhile: they find their agreement, and lose nothing of it.
+#[test]
+fn what_is_looked_at_while_both_ends_agree_is_accelerated() {
+    for looked_at in [&[C][..], &[A], &[C, A]] {
+        let mut rig = Rig::new(Order::Prompt, Model::ROCE, 2);
+        let i = rig.connect(0, 1);
+        let ends: Vec<_> = looked_at.iter().map(|side| rig.conns[i][*side].socket).collect();
+        rig.until("it is accelerated", |r| {
+            r.chat(i);
+            let claimed =
+                |s: &&&Socket| s.state.change(State::Candidate, crate::socket::Event::Claimed);
+            let claimed: Vec<_> = ends.iter().filter(claimed).collect();
+            r.settle();
+            claimed.iter().for_each(|s| assert!(s.state.happens(crate::socket::Event::Begun)));
+            r.is_fast(i)
+        });
+        rig.exchange(i, 50_000);
+        rig.finish();
+    }
+}
