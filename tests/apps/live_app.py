@@ -16,7 +16,7 @@ from options_app import BIN, PLAIN, TREE, Failed, holds, of, same, trace_of
 
 # Those that have tests of their own, in which they are set.
 ELSEWHERE = {
-    "NACC_ENABLE_RDMA_DEFAULT": "tests/apps/off.sh",
+    "NACC_ENABLE_RDMA_DEFAULT": {"shm": "tests/apps/off.sh", "rdma": "tests/rdma/parts/off.sh"},
 }
 TESTS = {}
 
@@ -162,7 +162,8 @@ def main(path, address):
     if strangers := live ^ {*TESTS, *ELSEWHERE}:
         print(f"list FAILED: here or in `netacc cfg list` alone: {sorted(strangers)}")
         failed = True
-    for name, where in ELSEWHERE.items():
+    for name, places in ELSEWHERE.items():
+        where = places[path]
         if f" set {name}" not in (TREE / where).read_text():
             print(f"{name}-elsewhere FAILED: {where} does not set it")
             failed = True

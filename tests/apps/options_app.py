@@ -520,7 +520,7 @@ def dark(ports):
 def NACC_RDMA_STALL_MS(path, pair):
     """What does not arrive for so long goes over TCP; the trace tells it, and stays. With 0 that is
     for the device to find. (siw's pairs are TCP connections. What rxe sends to its own kernel
-    cannot be dropped: crates/core/src/remote/tests/lost.rs, tests/rdma/faults.)"""
+    cannot be dropped: tests/rdma/parts/stalled.sh, between two hosts.)"""
     if path != "rdma" or os.environ["DEVICE"] != "siw":
         return works(pair, {"NACC_RDMA_STALL_MS": "0"})
     for bound in ("200", "0"):

@@ -47,3 +47,8 @@ within '[rule r]\naddress=10.0.0.0/8\npaths=rdma'
 is within-a-host-to-rdma 0 'ready
 rdma none
 rdma none' ''
+
+# What a rule says of waits and traces holds on this path, too.
+LIMIT=300 rig one --device rxe --memory 700 "python3 -B /rig/tree/tests/apps/rule_app.py rdma 10.0.0.1 2>&1"
+is other-keys 0 'poll ok
+trace ok' ''
