@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
-# Every option of netacc.conf, changed, and what comes of it on shared memory (options_app.py), and
-# those that take effect while a program runs, set then (live_app.py; unless options are named).
+# Every option of netacc.conf, changed, and what comes of it on shared memory (options_app.py);
+# those that take effect while a program runs, set then (live_app.py); and every counter of
+# netacc_ss (counters_app.py). The latter two unless options are named.
 # Over RDMA: tests/rdma/parts/options.sh.
 . "$(dirname "$0")/lib.sh"
 need_library
@@ -18,9 +19,11 @@ results() {
 }
 results '' < <(NETACC_LIB_DIR=$LIB_DIR python3 -B "$here/options_app.py" check shm 127.0.0.1 "$@" 2>&1)
 if [ $# -eq 0 ]; then
-  begun=$((PASSED + FAILED))
-  results live- < <(NETACC_LIB_DIR=$LIB_DIR python3 -B "$here/live_app.py" shm 127.0.0.1 2>&1)
-  [ $((PASSED + FAILED)) -gt "$begun" ] || fail live "it says nothing"
+  for what in live counters; do
+    begun=$((PASSED + FAILED))
+    results $what- < <(NETACC_LIB_DIR=$LIB_DIR python3 -B "$here/${what}_app.py" shm 127.0.0.1 2>&1)
+    [ $((PASSED + FAILED)) -gt "$begun" ] || fail $what "it says nothing"
+  done
 fi
 # NACC_LOG_PATH=syslog: the system's log, here of a mount namespace.
 if ! unshare --mount true 2>/dev/null; then skip syslog "no mount namespaces: not root"; else

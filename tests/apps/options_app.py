@@ -19,6 +19,7 @@ import glob
 import json
 import os
 import random
+import select
 import selectors
 import signal
 import socket
@@ -55,23 +56,23 @@ class Skipped(Exception):
 
 
 def serve(address, port):
-    listener, select = socket.create_server((address, int(port)), backlog=128), selectors.DefaultSelector()
+    listener, ready = socket.create_server((address, int(port)), backlog=128), selectors.DefaultSelector()
     listener.setblocking(False)
-    select.register(listener, selectors.EVENT_READ)
+    ready.register(listener, selectors.EVENT_READ)
     while True:
-        for key, _ in select.select():
+        for key, _ in ready.select():
             if key.fileobj is listener:
                 with contextlib.suppress(BlockingIOError):
                     connection = listener.accept()[0]
                     connection.setblocking(True)
-                    select.register(connection, selectors.EVENT_READ)
+                    ready.register(connection, selectors.EVENT_READ)
                 continue
             try:
                 data = key.fileobj.recv(65536)
             except ConnectionResetError:
                 data = b""
             if not data:
-                select.unregister(key.fileobj)
+                ready.unregister(key.fileobj)
                 key.fileobj.close()
             else:
                 key.fileobj.sendall(data)
@@ -93,7 +94,7 @@ def obey(address, port):
     """open N; marked (one with a mark); turns N (on all); last (a byte on the last one) and echo
     (that comes back); pour (more than has room, on the last one, by a thread) and drink (that comes
     back); close; once (a connection that lives for a moment: its port here); ring (an io_uring: how
-    it went)."""
+    it went); sets N (the last one comes into an epoll set and out again, so often); fork."""
     place, connections = (address, int(port)), []
     for line in sys.stdin:
         answer = "done"
@@ -133,6 +134,15 @@ def obey(address, port):
                     for _ in range(20):
                         [turn(connection) for _ in range(10)]
                         time.sleep(0.002)
+            case ["sets", count]:
+                with select.epoll() as events:
+                    for _ in range(int(count)):
+                        events.register(connections[-1], select.EPOLLIN)
+                        events.unregister(connections[-1])
+            case ["fork"]:
+                if (child := os.fork()) == 0:
+                    os._exit(0)
+                os.waitpid(child, 0)
             case ["ring"]:
                 libc = ctypes.CDLL(None, use_errno=True)
                 fd = libc.syscall(IO_URING_SETUP, 8, ctypes.create_string_buffer(120))
@@ -181,8 +191,14 @@ class Pair:
         return any(fields[1].endswith(f":{port:04X}") and fields[3] == "0A" for fields in tables)
 
     def tell(self, words):
+        self.ask(words)
+        return self.answer(words)
+
+    def ask(self, words):
         self.client.stdin.write(f"{words}\n")
         self.client.stdin.flush()
+
+    def answer(self, words):
         answer = self.client.stdout.readline().strip()
         if not answer:
             raise Failed(f"the client has ended at `{words}`")
@@ -242,6 +258,10 @@ class Pair:
         found = [str(port) for port in ports if port in range(self.port + 20000, self.port + 20032)]
         holds("the server takes queue pairs", found)
         return found
+
+    def is_asleep(self):
+        """The client's own thread is in the kernel, and waits."""
+        return Path(f"/proc/{self.client.pid}/stat").read_text().rsplit(")", 1)[1].split()[0] == "S"
 
     def threads(self):
         tasks = glob.glob(f"/proc/{self.client.pid}/task/*/comm")

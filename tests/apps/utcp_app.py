@@ -549,6 +549,41 @@ def client_is_idle(s):
         say(all_of(s, 5))
 
 
+def counted():
+    """What netacc_ss has counted of the one connection of this process, which is over: True where
+    it is as it should be."""
+    if MODE["until"] != "out":
+        return True
+    words = [f"{LIB_DIR}/netacc_ss", "--json", "-s", "cnt", str(os.getpid())]
+    end = time.monotonic() + 5
+    while True:
+        said = json.loads(subprocess.run(words, env=environment(False), check=True, stdout=subprocess.PIPE).stdout)["counters"]
+        names = ("utcp_taken_out", "utcp_given_back", "utcp_lost", "utcp_bytes_tx", "utcp_bytes_rx")
+        out, back, lost, *moved = (said[name] for name in names)
+        if (out, back, lost) == (1, 1, 0) and min(moved) >= 5:
+            return True
+        if time.monotonic() > end:
+            return said
+        time.sleep(0.05)
+
+
+@case
+def server_is_counted(s):
+    got = all_of(s, 5)
+    is_out(s)
+    s.sendall(got)
+    s.shutdown(socket.SHUT_WR)
+    said = ends(s)
+    s.close()
+    say(said, "counted", counted())
+
+
+@case
+def client_is_counted(s):
+    s.sendall(b"12345")
+    say(all_of(s, 5), ends(s))
+
+
 ROOM = 4_000_000
 
 

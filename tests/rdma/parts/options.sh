@@ -17,7 +17,9 @@ for kind in rxe siw; do
 $(grep -v ' ok$' <<<"$OUT")
 $ERR"; fi
 done
-LIMIT=600 rig one --device rxe --memory 700 "python3 -B /rig/tree/tests/apps/live_app.py rdma 10.0.0.1 2>&1"
-if [ "$STATUS" = 0 ]; then ok options-live "$(grep -c ' ok$' <<<"$OUT") options"; else fail options-live "status $STATUS
+for what in live counters; do
+  LIMIT=600 rig one --device rxe --memory 700 "python3 -B /rig/tree/tests/apps/${what}_app.py rdma 10.0.0.1 2>&1"
+  if [ "$STATUS" = 0 ]; then ok options-$what "$(grep -c ' ok$' <<<"$OUT") of them"; else fail options-$what "status $STATUS
 $(grep -v ' ok$' <<<"$OUT")
 $ERR"; fi
+done

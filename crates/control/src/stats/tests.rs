@@ -193,8 +193,12 @@ fn code_of_core(directory: &std::path::Path, all: &mut String) {
 
 /// Whether some code gives that reason; a pattern does not.
 fn is_given(code: &str, reason: Reason) -> bool {
-    let name = std::format!("Reason::{reason:?}");
-    code.match_indices(&name).any(|(at, _)| {
+    is_used(code, &std::format!("Reason::{reason:?}"))
+}
+
+/// Whether a name is in some code, and not as a pattern.
+fn is_used(code: &str, name: &str) -> bool {
+    code.match_indices(name).any(|(at, _)| {
         let behind = &code[at + name.len()..];
         let is_whole = !behind.starts_with(|c: char| c.is_alphanumeric() || c == '_');
         let behind = behind.trim_start();
@@ -215,6 +219,22 @@ fn every_reason_that_an_operator_reads_of_is_given_somewhere() {
     }
     for reason in Reason::RETIRED {
         assert!(!is_given(&code, *reason), "{}: it is given again", reason.name());
+    }
+}
+
+#[test]
+fn every_counter_is_counted_somewhere() {
+    let mut code = String::new();
+    code_of_core(std::path::Path::new("../core/src"), &mut code);
+    // Those of bytes are found by the path.
+    let by_path = |counter| {
+        Path::ALL.iter().any(|p| [Counter::bytes_tx(*p), Counter::bytes_rx(*p)].contains(counter))
+    };
+    for function in ["Counter::bytes_tx", "Counter::bytes_rx"] {
+        assert!(is_used(&code, function), "{function}");
+    }
+    for counter in Counter::ALL.iter().filter(|counter| !by_path(counter)) {
+        assert!(is_used(&code, &std::format!("Counter::{counter:?}")), "{}", counter.name());
     }
 }
 

@@ -1,6 +1,8 @@
 //! Peers that do not keep to the protocol, or that hold no connection.
 
 use super::*;
+use crate::stats;
+use netacc_control::stats::Counter;
 
 pub(super) mod by_hand;
 mod unproven;
@@ -252,8 +254,12 @@ fn offered_by_hand()
 
 #[test]
 fn answers_that_do_not_fit_the_offer_end_the_link() {
+    let count = |what| stats::header().map_or(0, |h| h.counter(what));
+    let counts = || [Counter::PeerCorrupt, Counter::ChannelsFailed].map(count);
     for wrong in 0..4 {
         let (a, _net, r, as_, o, _tcp) = offered_by_hand();
+        as_.record.store(stats::open(as_.fd.load(Relaxed), Reason::NotStarted), Relaxed);
+        let before = counts();
         assert_eq!(o.token, 0xfeed);
         assert_eq!(o.tuple, as_.tuple());
         match wrong {
@@ -267,6 +273,9 @@ fn answers_that_do_not_fit_the_offer_end_the_link() {
         }
         settle(&[a]);
         assert!(r.is_ended(), "case {wrong}");
+        // (Other tests count as well.)
+        let now = counts();
+        assert!(now.iter().zip(before).all(|(now, then)| *now > then), "case {wrong}: {now:?}");
         assert_eq!(as_.offered.word(), u32::from(wrong == 2), "case {wrong}");
     }
 }
