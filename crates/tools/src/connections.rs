@@ -17,7 +17,9 @@ pub struct Connections {
     /// an earlier read.
     records: Vec<u8>,
     places: Vec<Place>,
-    /// By descriptors: the ends of those whose addresses the process has not asked for.
+    /// The descriptors of those whose addresses the process has not asked for.
+    lacking: Vec<u32>,
+    /// By descriptors: their ends.
     ends: HashMap<u32, Pair>,
 }
 
@@ -32,6 +34,7 @@ impl Connections {
     /// None, in the memory of those of an earlier look.
     pub fn reusing(mut old: Connections) -> Connections {
         old.places.clear();
+        old.lacking.clear();
         old.ends.clear();
         old
     }
@@ -50,6 +53,9 @@ impl Connections {
             let record = Record::at(&self.records, from / RECORD_BYTES);
             let Some(record) = record.filter(|record| record.is_open()) else { continue };
             let place = Place { key: identity(record), index: self.places.len() as u32 };
+            if !record.has_addresses() {
+                self.lacking.push(place.key.0);
+            }
             let to = self.places.len() * RECORD_BYTES;
             if to != from {
                 self.records.copy_within(from..from + RECORD_BYTES, to);
@@ -63,7 +69,7 @@ impl Connections {
     pub fn sort(&mut self) {
         // (Most were opened in the order of their records.)
         if !self.places.is_sorted_by_key(|place| place.key) {
-            self.places.sort_unstable_by_key(|place| place.key);
+            self.places.sort_by_key(|place| place.key);
         }
     }
 
@@ -119,12 +125,7 @@ impl Connections {
 
     /// Asks the kernel for the addresses that the process under `directory` has not asked for.
     pub fn complete(&mut self, directory: &Path) {
-        let lacking = self
-            .places
-            .iter()
-            .filter(|place| self.record(place).is_some_and(|record| !record.has_addresses()));
-        let lacking: Vec<u32> = lacking.map(|place| place.key.0).collect();
-        self.ends = addresses::of(&lacking, directory);
+        self.ends = addresses::of(&self.lacking, directory);
     }
 
     fn record(&self, place: &Place) -> Option<Record<'_>> {

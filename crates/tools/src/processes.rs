@@ -132,7 +132,10 @@ impl Looks {
                 before => before,
             };
             // (What it runs is asked first: by the time that its library is, it may run another.)
-            let stranger = Stranger::of(pid, before.as_ref());
+            let stranger = match self.known.contains_key(&pid) {
+                true => None,
+                false => Stranger::of(pid, before.as_ref()),
+            };
             let depth = match is_each(pid) {
                 true => Depth::Each(self.spare.entry(pid).or_default()),
                 false => Depth::Sums,

@@ -4,13 +4,16 @@
 //! what it exposes may be cut short, changing, or nonsense.
 
 use netacc_control::stats::{CONNS_OFFSET, MEMFD_LINK, RECORD_BYTES, ReadError, Snapshot, Sums};
-use rustix::fs::{AtFlags, MemfdFlags, Mode, OFlags, StatxFlags, memfd_create, statx};
+use rustix::fs::{
+    AtFlags, MemfdFlags, Mode, OFlags, RawDir, StatxFlags, memfd_create, readlinkat_raw, statx,
+};
 use rustix::io::Errno;
-use std::ffi::OsStr;
+use rustix::time::{ClockId, clock_gettime};
+use std::ffi::{CStr, OsStr};
 use std::fmt;
 use std::fs::{self, File};
-use std::io;
-use std::os::fd::{AsFd, AsRawFd};
+use std::io::{self, Read};
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
@@ -67,6 +70,8 @@ pub struct Known {
 
 /// So long it is taken for granted which library a program has loaded.
 const ASKED_FOR: Duration = Duration::from_secs(10);
+/// So long, of one without the library whose address space has the same size as before.
+const ASKED_AGAIN: Duration = Duration::from_secs(60);
 
 impl Known {
     /// What is known of a process with this segment, or is asked now.
@@ -223,12 +228,13 @@ pub fn look(pid: u32, before: Option<Known>, depth: Depth<'_>) -> Result<Process
         None => find(&directory, own_pid)?,
     };
     let (open, connections) = connections(&segment, depth)?;
+    let stat = Stat::of(pid)?;
     Ok(Process {
         known: Known::of(&segment, before, &directory)?,
         pid,
-        name: name(pid)?,
+        name: stat.name,
         uid: uid.unwrap_or(0),
-        uptime: uptime(&directory),
+        uptime: stat.began.map(time_since),
         container: lossy(&directory.join("cgroup")).ok().and_then(|groups| container(&groups)),
         open,
         connections,
@@ -240,15 +246,25 @@ pub fn look(pid: u32, before: Option<Known>, depth: Depth<'_>) -> Result<Process
 /// some milliseconds where it does not keep still.
 const SEEN_MAX: u32 = 64;
 
+/// Room for names of descriptors that are asked for at once.
+const NAMES_BYTES: usize = 1 << 15;
+
 /// The newest segment of the process's own.
 fn find(directory: &Path, own_pid: u32) -> Result<Segment, SegmentError> {
     let mut best: Option<Segment> = None;
     let (mut problem, mut seen) = (None, 0);
-    for entry in fs::read_dir(directory.join("fd"))? {
-        if seen == SEEN_MAX {
-            break;
+    let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
+    let descriptors = rustix::fs::open(directory.join("fd"), flags, Mode::empty());
+    let descriptors = descriptors.map_err(io::Error::from)?;
+    let mut names = Vec::with_capacity(NAMES_BYTES);
+    let mut names = RawDir::new(&descriptors, names.spare_capacity_mut());
+    while let Some(entry) = names.next().filter(|_| seen < SEEN_MAX) {
+        let entry = entry.map_err(io::Error::from)?;
+        // (There may be ten thousand: for each one call, from here, and no memory.)
+        if !is_segments(&descriptors, entry.file_name())? {
+            continue;
         }
-        let Some(at) = entry?.file_name().to_str().and_then(|name| name.parse().ok()) else {
+        let Some(at) = entry.file_name().to_str().ok().and_then(|name| name.parse().ok()) else {
             continue;
         };
         match segment(directory, at, own_pid) {
@@ -276,6 +292,18 @@ fn find(directory: &Path, own_pid: u32) -> Result<Segment, SegmentError> {
         (None, Some(_)) => SegmentError::NoSegment,
         (None, None) => SegmentError::NotLoaded,
     })
+}
+
+/// Whether a link among a process's descriptors is called as those to a segment are.
+fn is_segments(descriptors: &OwnedFd, link: &CStr) -> Result<bool, SegmentError> {
+    let mut name = [0; MEMFD_LINK.len() + 1];
+    match readlinkat_raw(descriptors, link, &mut name) {
+        Ok(length) => Ok(name.get(..length) == Some(MEMFD_LINK.as_bytes())),
+        // Whoever may not follow one may follow none.
+        Err(Errno::ACCESS) => Err(SegmentError::NotPermitted),
+        // It may be closed meanwhile; and there are `.` and `..`.
+        Err(_) => Ok(false),
+    }
 }
 
 /// What a descriptor leads to, if it is a segment of the process's own.
@@ -337,22 +365,24 @@ fn device(file: impl AsFd) -> io::Result<(u32, u32)> {
 /// A configuration that is being changed is read again, in the hope of a whole one.
 fn header(file: &File) -> Result<Snapshot, ReadError> {
     const LOOKS: u32 = 8;
-    let read = || {
-        let mut bytes = vec![0; CONNS_OFFSET];
-        match file.read_exact_at(&mut bytes, 0) {
-            Ok(()) => Snapshot::read(&bytes),
-            Err(_) => Err(ReadError::Short),
-        }
+    let read = |bytes: &mut [u8], at: usize| {
+        file.read_exact_at(bytes, at as u64).map_err(|_| ReadError::Short)
     };
-    let mut seen = read()?;
+    let mut bytes = vec![0; CONNS_OFFSET];
+    let mut whole = || {
+        read(&mut bytes, 0)?;
+        Snapshot::read(&bytes)
+    };
+    let mut seen = whole()?;
     for _ in 0..LOOKS {
-        let after = read()?;
+        let mut answer = [0; size_of::<u64>()];
+        read(&mut answer, Snapshot::ANSWER_AT)?;
         // What was read whole has the same answer before and behind it.
-        if !seen.is_changing() && after.answer == seen.answer {
+        if !seen.is_changing() && u64::from_ne_bytes(answer) == seen.answer {
             break;
         }
         std::thread::sleep(Duration::from_millis(1));
-        seen = read()?;
+        seen = whole()?;
     }
     Ok(seen)
 }
@@ -396,7 +426,15 @@ pub fn name(pid: u32) -> io::Result<String> {
 
 /// A file of `/proc`: what a process calls itself and its files, in it too, need not be UTF-8.
 pub fn lossy(path: &Path) -> io::Result<String> {
-    Ok(String::from_utf8_lossy(&fs::read(path)?).into_owned())
+    let text = String::from_utf8(bytes(path)?);
+    Ok(text.unwrap_or_else(|not| String::from_utf8_lossy(not.as_bytes()).into_owned()))
+}
+
+fn bytes(path: &Path) -> io::Result<Vec<u8>> {
+    // (It does not say how long it is: most have room in this, and are read by one call.)
+    let mut bytes = Vec::with_capacity(4096);
+    File::open(path)?.take(u64::MAX).read_to_end(&mut bytes)?;
+    Ok(bytes)
 }
 
 /// The numbers of all processes that `/proc` shows, in order.
@@ -418,21 +456,30 @@ enum Loaded {
 }
 
 fn loaded_library(directory: &Path) -> Result<Option<Loaded>, SegmentError> {
-    let maps = lossy(&directory.join("maps"))?;
-    Ok(maps.lines().find_map(|line| {
-        let name = line.get(line.find('/')?..)?.rsplit('/').next()?;
-        let (name, state) = match name.strip_suffix(" (deleted)") {
-            Some(name) => (name, Loaded::Replaced),
-            None => (name, Loaded::Current),
-        };
-        [library::FILE_NAME, library::CARGO_FILE_NAME].contains(&name).then_some(state)
-    }))
+    let maps = bytes(&directory.join("maps"))?;
+    let names = [library::FILE_NAME, library::CARGO_FILE_NAME];
+    Ok(names.into_iter().find_map(|name| loaded(&maps, name.as_bytes())))
+}
+
+/// Whether `/proc/PID/maps` has a file of that name. (Most have none, and are not taken apart.)
+fn loaded(maps: &[u8], name: &[u8]) -> Option<Loaded> {
+    let found = memchr::memmem::find_iter(maps, name);
+    let mut found = found.filter(|at| at.checked_sub(1).and_then(|at| maps.get(at)) == Some(&b'/'));
+    found.find_map(|at| {
+        let behind = maps.get(at + name.len()..)?.split(|byte| *byte == b'\n').next()?;
+        match behind {
+            b"" => Some(Loaded::Current),
+            b" (deleted)" => Some(Loaded::Replaced),
+            _ => None,
+        }
+    })
 }
 
 /// A program that does not have the library.
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 pub struct Stranger {
     program: [u64; 2],
+    size: u64,
     asked: Instant,
     /// It was seen without the library before: one that has only begun may get it yet.
     is_sure: bool,
@@ -441,39 +488,65 @@ pub struct Stranger {
 impl Stranger {
     /// The program that a process runs, which was without the library before, too, or was not seen.
     pub fn of(pid: u32, before: Option<&Stranger>) -> Option<Stranger> {
-        let program = program(pid)?;
+        let stat = Stat::of(pid).ok()?;
+        let program = stat.program()?;
         let is_sure = before.is_some_and(|before| before.program == program);
-        Some(Stranger { program, asked: Instant::now(), is_sure })
+        Some(Stranger { program, size: stat.size?, asked: Instant::now(), is_sure })
     }
 
     /// Whether the process still runs it, as far as that is taken for granted.
     pub fn is_still(&self, pid: u32) -> bool {
-        self.is_sure && self.asked.elapsed() < ASKED_FOR && program(pid) == Some(self.program)
+        let age = self.asked.elapsed();
+        let is_it = |stat: Stat| {
+            // (A library that it has loaded meanwhile has made it larger.)
+            let is_as_large = age < ASKED_AGAIN && stat.size == Some(self.size);
+            (age < ASKED_FOR || is_as_large) && stat.program() == Some(self.program)
+        };
+        self.is_sure && Stat::of(pid).is_ok_and(is_it)
     }
 }
 
-/// What tells a program from one that the process ran before: when the process began, and where the
-/// stack does, which execve(2) puts elsewhere.
-fn program(pid: u32) -> Option<[u64; 2]> {
-    let stat = lossy(&PathBuf::from(format!("/proc/{pid}/stat"))).ok()?;
-    Some([stat_field(&stat, 22)?, stat_field(&stat, 28)?])
+/// What `/proc/PID/stat` says of a process (proc_pid_stat(5)).
+#[derive(Debug)]
+struct Stat {
+    name: String,
+    /// When it began, in ticks.
+    began: Option<u64>,
+    /// Bytes of its address space.
+    size: Option<u64>,
+    /// Where its stack begins.
+    stack: Option<u64>,
 }
 
-/// A field of `/proc/PID/stat` by its number in proc_pid_stat(5), behind the name.
-fn stat_field(stat: &str, number: usize) -> Option<u64> {
-    const FIRST_BEHIND_THE_NAME: usize = 3;
-    // The name, in parentheses, may contain anything.
-    let mut fields = stat.rsplit_once(')')?.1.split_whitespace();
-    fields.nth(number.checked_sub(FIRST_BEHIND_THE_NAME)?)?.parse().ok()
+impl Stat {
+    fn of(pid: u32) -> io::Result<Stat> {
+        // (More than it has, with the longest of names and numbers: all of it is one read.)
+        let mut bytes = [0; 2048];
+        let length = File::open(format!("/proc/{pid}/stat"))?.read(&mut bytes)?;
+        let text = String::from_utf8_lossy(bytes.get(..length).unwrap_or_default());
+        // (The name, in parentheses, may contain anything.)
+        let (before, fields) = text.rsplit_once(')').unwrap_or_default();
+        let (_, name) = before.split_once('(').unwrap_or_default();
+        // The first one behind the name has the number 3.
+        let mut fields = fields.split(' ').skip(1);
+        let mut number = |skipped: usize| fields.nth(skipped)?.parse().ok();
+        let (began, size, stack) = (number(22 - 3), number(0), number(28 - 24));
+        Ok(Stat { name: name.trim_end().to_owned(), began, size, stack })
+    }
+
+    /// What tells a program from one that the process ran before: when the process began, and where
+    /// the stack does, which execve(2) puts elsewhere.
+    fn program(&self) -> Option<[u64; 2]> {
+        Some([self.began?, self.stack?])
+    }
 }
 
-/// The time since a process was started.
-fn uptime(directory: &Path) -> Option<Duration> {
-    let started = stat_field(&lossy(&directory.join("stat")).ok()?, 22)?;
-    let now = fs::read_to_string("/proc/uptime").ok()?;
-    let now = now.split_whitespace().next()?.parse::<f64>().ok()?;
-    let started = started as f64 / rustix::param::clock_ticks_per_second() as f64;
-    Duration::try_from_secs_f64((now - started).max(0.0)).ok()
+/// The time since that tick of the system's.
+fn time_since(tick: u64) -> Duration {
+    let now = clock_gettime(ClockId::Boottime);
+    let then = tick as f64 / rustix::param::clock_ticks_per_second() as f64;
+    let since = now.tv_sec as f64 + now.tv_nsec as f64 / 1e9 - then;
+    Duration::try_from_secs_f64(since.max(0.0)).unwrap_or_default()
 }
 
 /// The short number of the container that a control group belongs to: a part of the path of
@@ -563,7 +636,62 @@ mod tests {
         assert!(pids().unwrap().contains(&own));
         assert!(!name(own).unwrap().is_empty());
         let directory = PathBuf::from(format!("/proc/{own}"));
-        assert!(uptime(&directory).unwrap() < Duration::from_secs(3600));
+        let stat = Stat::of(own).unwrap();
+        assert_eq!(stat.name, name(own).unwrap());
+        assert!(time_since(stat.began.unwrap()) < Duration::from_secs(3600));
+        let status = lossy(&directory.join("status")).unwrap();
+        let kib = field(&status, "VmSize:").unwrap().strip_suffix(" kB").unwrap().parse::<u64>();
+        assert!(kib.unwrap().abs_diff(stat.size.unwrap() / 1024) < 1 << 16);
+        assert!(stat.stack.unwrap() > 1 << 16);
+    }
+
+    #[test]
+    fn a_stranger_is_asked_again_when_it_has_loaded_something() {
+        let pid = std::process::id();
+        let seen_once = Stranger::of(pid, None).unwrap();
+        let stranger = Stranger::of(pid, Some(&seen_once)).unwrap();
+        // (Mapped alone: what other tests have and give back meanwhile is less.)
+        let more = Vec::<u8>::with_capacity(1 << 30);
+        assert!(stranger.is_still(pid));
+        let asked = |ago| Instant::now().checked_sub(Duration::from_secs(ago)).unwrap();
+        assert!(!Stranger { asked: asked(11), ..stranger.clone() }.is_still(pid));
+        let size = || Stat::of(pid).unwrap().size.unwrap();
+        let is_still_as_large = |ago| {
+            // (Other tests change it: it is asked until nobody has.)
+            let once = || {
+                let before = size();
+                let is_it = Stranger { asked: asked(ago), size: before, ..stranger.clone() };
+                let is_still = is_it.is_still(pid);
+                (before == size()).then_some(is_still)
+            };
+            std::iter::repeat_with(once).find_map(|it| it)
+        };
+        assert_eq!(is_still_as_large(11), Some(true));
+        assert_eq!(is_still_as_large(61), Some(false));
+        assert!(more.is_empty());
+    }
+
+    #[test]
+    fn a_library_is_known_by_the_whole_name_of_its_file() {
+        let maps = |path: &str| {
+            format!("7f00-7f10 r-xp 0 08:01 7   /bin/x\n7f20-7f30 r-xp 0 08:01 8   {path}\n")
+        };
+        for (path, is) in [
+            ("/usr/lib/libnetacc-preload.so", Some(Loaded::Current)),
+            ("/usr/lib/libnetacc-preload.so (deleted)", Some(Loaded::Replaced)),
+            ("/libnetacc-preload.so/libnetacc-preload.so", Some(Loaded::Current)),
+            ("/usr/lib/libnetacc-preload.so/x", None),
+            ("/usr/lib/libnetacc-preload.so.1", None),
+            ("/usr/lib/xlibnetacc-preload.so", None),
+            ("libnetacc-preload.so", None),
+            ("", None),
+        ] {
+            assert_eq!(loaded(maps(path).as_bytes(), library::FILE_NAME.as_bytes()), is, "{path}");
+        }
+        assert_eq!(
+            loaded(b"/libnetacc-preload.so", b"libnetacc-preload.so"),
+            Some(Loaded::Current)
+        );
     }
 
     #[test]

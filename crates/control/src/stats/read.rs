@@ -184,6 +184,9 @@ impl Snapshot {
         })
     }
 
+    /// Where a segment has the last answer, in eight bytes.
+    pub const ANSWER_AT: usize = offset_of!(Header, answer);
+
     /// Whether the configuration is being changed.
     pub fn is_changing(&self) -> bool {
         self.answer != 0 && self.answer & 0xff == 0

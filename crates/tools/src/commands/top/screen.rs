@@ -2,11 +2,13 @@
 //! has room.
 
 use super::app::{App, CONNECTIONS, Column, PROCESSES};
+use crate::table::columns_of;
 use ratatui::Frame;
-use ratatui::layout::{Alignment, Constraint, Layout};
+use ratatui::buffer::Buffer;
+use ratatui::layout::{Constraint, Layout, Rect};
 use ratatui::style::{Modifier, Style};
-use ratatui::text::{Line, Text};
-use ratatui::widgets::{Cell, Paragraph, Row, Table, TableState};
+use ratatui::text::Line;
+use ratatui::widgets::Paragraph;
 
 /// Which columns have room, in their order.
 fn fitting(columns: &[Column], width: u16) -> Vec<usize> {
@@ -44,32 +46,62 @@ pub(super) fn draw(frame: &mut Frame<'_>, app: &mut App) {
     let shown = fitting(columns, middle.width);
     let rows = app.rows();
     app.settle(&rows);
-    let of = |column: &Column, text: &str| {
-        let side = if column.heading.starts_with('>') { Alignment::Right } else { Alignment::Left };
-        Cell::from(Text::from(Line::from(text.to_owned())).alignment(side))
-    };
-    let shown_columns = || shown.iter().filter_map(|at| Some((*at, columns.get(*at)?)));
-    let head = shown_columns().map(|(_, c)| of(c, c.heading.trim_start_matches('>')));
+    let shown_columns = widths(shown.iter().filter_map(|at| columns.get(*at)), middle.width);
     // Those that have room below the head, to that of the user's.
     let room = usize::from(middle.height.saturating_sub(1));
     let first = app.row.saturating_sub(room.saturating_sub(1));
     let seen = rows.get(first..rows.len().min(first.saturating_add(room))).unwrap_or_default();
     app.measure_rows(seen);
-    let body = app.cells(seen).into_iter().map(|cells| {
-        let cell = |at| cells.get(at).map_or("", String::as_str);
-        Row::new(shown_columns().map(|(at, column)| of(column, cell(at))).collect::<Vec<_>>())
-    });
-    // What is left goes to the texts.
-    let width = |(_, column): (usize, &Column)| match column.heading.starts_with('>') {
-        true => Constraint::Length(column.width),
-        false => Constraint::Min(column.width),
+    let mut lines = middle.rows();
+    let mut put = |texts: &mut dyn Iterator<Item = &str>, style| {
+        if let Some(line) = lines.next() {
+            draw_line(frame.buffer_mut(), line, &shown_columns, texts, style);
+        }
     };
-    let table = Table::new(body, shown_columns().map(width))
-        .header(Row::new(head).style(reversed))
-        .row_highlight_style(reversed)
-        .column_spacing(1);
-    let mut state = TableState::new().with_selected((!rows.is_empty()).then_some(app.row - first));
-    frame.render_stateful_widget(table, middle, &mut state);
+    put(&mut shown_columns.iter().map(|(c, _)| c.heading.trim_start_matches('>')), reversed);
+    for (row, cells) in (first..).zip(app.cells(seen)) {
+        let style = if row == app.row { reversed } else { Style::new() };
+        let cell = |at: &usize| cells.get(*at).map_or("", String::as_str);
+        put(&mut shown.iter().map(cell), style);
+    }
+}
+
+/// The columns with their widths: what of the terminal's is left goes to the texts.
+fn widths<'a>(columns: impl Iterator<Item = &'a Column>, width: u16) -> Vec<(&'a Column, u16)> {
+    let mut columns: Vec<_> = columns.map(|column| (column, column.width)).collect();
+    let taken = columns.iter().fold(0u16, |sum, (_, width)| sum.saturating_add(width + 1));
+    let mut left = width.saturating_add(1).saturating_sub(taken);
+    let texts = columns.iter_mut().rev().filter(|(column, _)| !is_right(column));
+    let mut texts: Vec<_> = texts.map(|(_, width)| width).collect();
+    while let Some(width) = texts.pop() {
+        let more = left.div_ceil(texts.len() as u16 + 1);
+        *width += more;
+        left -= more;
+    }
+    columns
+}
+
+fn is_right(column: &Column) -> bool {
+    column.heading.starts_with('>')
+}
+
+/// (A table of ratatui's would solve equations for its columns, which takes longer than all else.)
+fn draw_line(
+    buffer: &mut Buffer,
+    line: Rect,
+    columns: &[(&Column, u16)],
+    texts: &mut dyn Iterator<Item = &str>,
+    style: Style,
+) {
+    buffer.set_style(line, style);
+    let mut at = line.x;
+    for ((column, width), text) in columns.iter().zip(texts) {
+        let width = (*width).min(line.right().saturating_sub(at));
+        let free = usize::from(width).saturating_sub(columns_of(text));
+        let gap = if is_right(column) { free as u16 } else { 0 };
+        buffer.set_stringn(at + gap, line.y, text, usize::from(width), style);
+        at = at.saturating_add(width).saturating_add(1);
+    }
 }
 
 /// As much of the help as has room.
@@ -228,6 +260,21 @@ mod tests {
         {
             assert!(wide.contains(word), "{word}: {wide}");
         }
+    }
+
+    #[test]
+    fn what_is_left_of_a_line_goes_to_the_texts() {
+        let of = |columns: &'static [Column], width| -> Vec<u16> {
+            widths(columns.iter(), width).into_iter().map(|(_, width)| width).collect()
+        };
+        let needed: u16 = CONNECTIONS.iter().map(|column| column.width + 1).sum::<u16>() - 1;
+        let least: Vec<u16> = CONNECTIONS.iter().map(|column| column.width).collect();
+        assert_eq!(of(&CONNECTIONS, needed), least);
+        assert_eq!(of(&CONNECTIONS, 1), least, "what has no room is cut off");
+        // Local, Peer, Path, Reason.
+        let more = of(&CONNECTIONS, needed + 6);
+        let more: Vec<u16> = more.iter().zip(&least).map(|(is, least)| is - least).collect();
+        assert_eq!(more, [0, 2, 2, 1, 1, 0, 0, 0, 0]);
     }
 
     #[test]
