@@ -167,9 +167,11 @@ fn say(tool: &str, text: &str) -> Result<(), c_int> {
 /// escaped as there.
 fn tame(text: &str) -> Cow<'_, str> {
     let drives = |c: char| ('\u{7f}'..='\u{9f}').contains(&c);
-    // (All but the first of these begin with that byte: most texts are looked through at once.)
-    let may_drive = |byte: u8| byte == 0x7f || byte == 0xc2;
-    if !text.bytes().any(may_drive) || !text.contains(drives) {
+    // (All but the first of these begin with that byte: most texts are looked through at once, many
+    // bytes by an instruction.)
+    let may_drive = |is: bool, byte: &u8| is | (*byte == 0x7f) | (*byte == 0xc2);
+    let mut parts = text.as_bytes().chunks(256);
+    if !parts.any(|part| part.iter().fold(false, may_drive)) || !text.contains(drives) {
         return text.into();
     }
     let one = |c: char| if drives(c) { format!("\\u{:04x}", u32::from(c)) } else { c.into() };
@@ -185,6 +187,11 @@ mod tests {
         let tamed = super::tame(&text);
         assert!(!tamed.chars().any(char::is_control), "{tamed}");
         assert_eq!(serde_json::from_str::<serde_json::Value>(&tamed).unwrap(), value);
+        // Wherever it stands in a long one.
+        for at in [255, 256, 257, 511, 1000] {
+            let text = format!("{}\u{9b}", "x".repeat(at));
+            assert_eq!(super::tame(&text), format!("{}\\u009b", "x".repeat(at)));
+        }
     }
 
     #[test]

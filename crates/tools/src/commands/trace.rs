@@ -150,10 +150,10 @@ fn follow(mut traces: Vec<Trace>, wanted: &Wanted, is_json: bool) -> c_int {
     // Of each ring: of which connection it was, and up to where it was said.
     let mut said: HashMap<(usize, u64), u64> = HashMap::new();
     let mut seen: Vec<Seen> = traces.iter().map(|_| Seen::default()).collect();
+    let mut lines = text::Lines::new(is_json);
     loop {
         let (began, mut searched) = (cpu_time(), Duration::ZERO);
         let is_last = !traces.iter().any(|trace| trace.is_live);
-        let mut lines = Vec::new();
         for (at, (trace, seen)) in traces.iter().zip(&mut seen).enumerate() {
             let before = cpu_time();
             let changed = trace.changed(seen);
@@ -164,13 +164,11 @@ fn follow(mut traces: Vec<Trace>, wanted: &Wanted, is_json: bool) -> c_int {
                 let to = if ring.written > *said { ring.written } else { ring.recorded };
                 let new = std::mem::replace(said, to)..to;
                 if wanted.has(&ring) {
-                    lines.extend(text::lines(trace, &ring, wanted, new, is_json));
+                    lines.add(trace, &ring, wanted, &new);
                 }
             }
         }
-        // (Those of one moment stay in their order.)
-        lines.sort_by_key(|(ns, _)| *ns);
-        let text: String = lines.into_iter().map(|(_, line)| line).collect();
+        let text = lines.take();
         let text = if is_json { text } else { terminal::fold(text, terminal::columns()) };
         if let Err(status) = say(TOOL, &text) {
             return status;
@@ -178,9 +176,9 @@ fn follow(mut traces: Vec<Trace>, wanted: &Wanted, is_json: bool) -> c_int {
         if is_last {
             return 0;
         }
-        // However many connections there are, to search takes 0.2 % of a CPU, and all together 1 %,
-        // or it looks each two seconds.
-        let pause = (500 * searched).max(100 * (cpu_time() - began));
+        // However many connections there are, to search takes 0.2 % of a CPU, and all together
+        // 0.4 %, or it looks each two seconds.
+        let pause = (500 * searched).max(250 * (cpu_time() - began));
         std::thread::sleep(pause.clamp(PAUSE_MIN, PAUSE_MAX));
         for trace in traces.iter_mut().filter(|trace| trace.is_live) {
             if let Err(error) = trace.look_again() {

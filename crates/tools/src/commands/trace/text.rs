@@ -88,23 +88,37 @@ pub(super) struct Said<'a> {
 
 /// The events of a ring that are wanted, in their order.
 pub(super) fn said<'a>(trace: &'a Trace, ring: &RingText, wanted: &Wanted) -> Vec<Said<'a>> {
-    let mut all = Vec::new();
-    for (index, number, ns, what) in &ring.events {
-        let meaning = trace.head.table.meaning(*number, *what);
+    said_of(trace, ring, wanted, &(0..u64::MAX)).collect()
+}
+
+/// Of them those that have these indexes. (The others are not taken apart: who follows a trace sees
+/// most events of a ring again and again.)
+fn said_of<'a>(
+    trace: &'a Trace,
+    ring: &RingText,
+    wanted: &Wanted,
+    indexes: &Range<u64>,
+) -> impl Iterator<Item = Said<'a>> {
+    let table = &trace.head.table;
+    let is_wanted = |number: u32| {
+        let name = || table.meaning(number, 0).map_or(UNKNOWN, |meaning| meaning.name);
+        wanted.events.is_empty() || wanted.events.iter().any(|event| event == name())
+    };
+    let all = ring.events.iter().filter(move |(_, number, ..)| is_wanted(*number));
+    let first = wanted.last.map_or(0, |last| all.clone().count().saturating_sub(last));
+    let all = all.skip(first).filter(|(index, ..)| indexes.contains(index));
+    all.map(|(index, number, ns, what)| {
+        let meaning = table.meaning(*number, *what);
         let meaning = meaning.unwrap_or(Meaning {
             name: UNKNOWN,
             fields: vec![("number", u64::from(*number), None), ("what", *what, None)],
         });
-        if wanted.events.is_empty() || wanted.events.iter().any(|name| name == meaning.name) {
-            all.push(Said { index: *index, ns: *ns, meaning });
-        }
-    }
-    let first = wanted.last.map_or(0, |last| all.len().saturating_sub(last));
-    all.split_off(first)
+        Said { index: *index, ns: *ns, meaning }
+    })
 }
 
-fn event_json(trace: &Trace, said: &Said<'_>) -> Map<String, Value> {
-    let mut map = Map::new();
+/// Says an event in a map that may have something already.
+fn event_json(mut map: Map<String, Value>, trace: &Trace, said: &Said<'_>) -> Map<String, Value> {
     map.insert("unix_ns".to_owned(), json!(trace.head.unix_ns(said.ns)));
     map.insert("ns".to_owned(), json!(said.ns));
     map.insert("event".to_owned(), json!(said.meaning.name));
@@ -116,7 +130,7 @@ fn event_json(trace: &Trace, said: &Said<'_>) -> Map<String, Value> {
 
 fn ring_json(trace: &Trace, ring: &RingText, wanted: &Wanted) -> Value {
     let events: Vec<Value> =
-        said(trace, ring, wanted).iter().map(|s| Value::Object(event_json(trace, s))).collect();
+        said(trace, ring, wanted).iter().map(|s| event_json(Map::new(), trace, s).into()).collect();
     json!({
         "number": ring.number,
         "fd": if ring.number == 0 { Value::Null } else { json!(ring.fd) },
@@ -150,20 +164,19 @@ pub(super) fn json(traces: &[Trace], wanted: &Wanted) -> Value {
 }
 
 /// `12.000345678`: since the trace began.
-fn time(trace: &Trace, ns: u64) -> String {
+fn write_time(out: &mut String, trace: &Trace, ns: u64) {
     let since = ns.saturating_sub(trace.head.began_ns);
-    format!("{:>6}.{:09}", since / 1_000_000_000, since % 1_000_000_000)
+    let _ = write!(out, "{:>6}.{:09}", since / 1_000_000_000, since % 1_000_000_000);
 }
 
-fn event_text(said: &Said<'_>) -> String {
-    let mut text = said.meaning.name.to_owned();
+fn write_event(out: &mut String, said: &Said<'_>) {
+    out.push_str(said.meaning.name);
     for (name, value, word) in &said.meaning.fields {
         let _ = match word {
-            Some(word) => write!(text, " {word}"),
-            None => write!(text, " {name} {value}"),
+            Some(word) => write!(out, " {word}"),
+            None => write!(out, " {name} {value}"),
         };
     }
-    text
 }
 
 fn ring_title(ring: &RingText) -> String {
@@ -212,7 +225,11 @@ pub(in crate::commands) fn events(trace: &Trace, ring: &RingText, wanted: &Wante
         if let Some((_, lost)) = gap.take_if(|(behind, _)| event.index >= *behind) {
             lines.push(format!("({lost} events are not kept)"));
         }
-        lines.push(format!("{}  {}", time(trace, event.ns), event_text(&event)));
+        let mut line = String::new();
+        write_time(&mut line, trace, event.ns);
+        line.push_str("  ");
+        write_event(&mut line, &event);
+        lines.push(line);
     }
     lines
 }
@@ -253,38 +270,87 @@ pub(super) fn text(traces: &[Trace], wanted: &Wanted) -> String {
     if out.is_empty() { "no traces\n".to_owned() } else { out }
 }
 
-/// What a ring says in the events of these indexes: each line with its time. Those in between that
-/// are not kept any more are counted.
-pub(super) fn lines(
-    trace: &Trace,
-    ring: &RingText,
-    wanted: &Wanted,
-    new: Range<u64>,
+/// What rings say, event by event, each in a line.
+#[derive(Debug, Default)]
+pub(super) struct Lines {
     is_json: bool,
-) -> Vec<(u64, String)> {
-    let line = |ns, says: Map<String, Value>, text: &str| {
-        if is_json {
-            let mut map = Map::new();
-            map.insert("pid".to_owned(), json!(trace.pid));
-            map.insert("connection".to_owned(), json!(ring.number));
-            map.extend(says);
-            return (ns, format!("{}\n", Value::Object(map)));
-        }
-        let of = match ring.number {
-            0 => "process".to_owned(),
-            number => format!("{number} {} > {}", address(ring.local), address(ring.peer)),
-        };
-        (ns, format!("{}  {} {of}: {text}\n", time(trace, ns), trace.pid))
-    };
-    let mut lines = Vec::new();
-    if let Some((ns, lost)) = lost_since(ring, new.start) {
-        let says = Map::from_iter([("events_not_kept".to_owned(), json!(lost))]);
-        lines.push(line(ns, says, &format!("({lost} events are not kept)")));
+    /// As they came.
+    text: String,
+    /// Of each: when it was, and where it stands there.
+    all: Vec<(u64, Range<usize>)>,
+}
+
+impl Lines {
+    pub(super) fn new(is_json: bool) -> Lines {
+        Lines { is_json, ..Lines::default() }
     }
-    let all = said(trace, ring, wanted);
-    let new = all.iter().filter(|said| new.contains(&said.index));
-    lines.extend(new.map(|said| line(said.ns, event_json(trace, said), &event_text(said))));
-    lines
+
+    /// What a ring says in the events of these indexes. Those in between that are not kept any more
+    /// are counted.
+    pub(super) fn add(
+        &mut self,
+        trace: &Trace,
+        ring: &RingText,
+        wanted: &Wanted,
+        indexes: &Range<u64>,
+    ) {
+        let of = match ring.number {
+            0 => format!("  {} process: ", trace.pid),
+            number => {
+                let (local, peer) = (address(ring.local), address(ring.peer));
+                format!("  {} {number} {local} > {peer}: ", trace.pid)
+            }
+        };
+        let is_json = self.is_json;
+        let whose = || {
+            let pid = ("pid".to_owned(), json!(trace.pid));
+            Map::from_iter([pid, ("connection".to_owned(), json!(ring.number))])
+        };
+        let begin = |line: &mut String, ns| {
+            write_time(line, trace, ns);
+            line.push_str(&of);
+        };
+        if let Some((ns, lost)) = lost_since(ring, indexes.start) {
+            self.line(ns, |line| match is_json {
+                true => {
+                    let mut map = whose();
+                    map.insert("events_not_kept".to_owned(), json!(lost));
+                    let _ = write!(line, "{}", Value::Object(map));
+                }
+                false => {
+                    begin(line, ns);
+                    let _ = write!(line, "({lost} events are not kept)");
+                }
+            });
+        }
+        for said in said_of(trace, ring, wanted, indexes) {
+            self.line(said.ns, |line| match is_json {
+                true => _ = write!(line, "{}", Value::Object(event_json(whose(), trace, &said))),
+                false => {
+                    begin(line, said.ns);
+                    write_event(line, &said);
+                }
+            });
+        }
+    }
+
+    fn line(&mut self, ns: u64, write: impl FnOnce(&mut String)) {
+        let begin = self.text.len();
+        write(&mut self.text);
+        self.text.push('\n');
+        self.all.push((ns, begin..self.text.len()));
+    }
+
+    /// Takes all out, in the order of their times.
+    pub(super) fn take(&mut self) -> String {
+        // (Those of one moment stay in their order.)
+        self.all.sort_by_key(|(ns, _)| *ns);
+        let mut text = String::with_capacity(self.text.len());
+        let lines = self.all.drain(..).filter_map(|(_, place)| self.text.get(place));
+        lines.for_each(|line| text.push_str(line));
+        self.text.clear();
+        text
+    }
 }
 
 /// How many events from that index on are not kept any more, and the time of the first behind them.
@@ -315,6 +381,17 @@ mod tests {
             written: 12,
             events: kept.map(|index| (index, 1, 100 * index, 0)).collect(),
         }
+    }
+
+    #[test]
+    fn lines_are_taken_once_in_the_order_of_their_times() {
+        let mut lines = Lines::new(false);
+        for (ns, word) in [(3, "c"), (1, "a"), (3, "d"), (2, "b")] {
+            lines.line(ns, |line| line.push_str(word));
+        }
+        assert_eq!(lines.take(), "a\nb\nc\nd\n");
+        lines.line(0, |line| line.push('e'));
+        assert_eq!((lines.take().as_str(), lines.take().as_str()), ("e\n", ""));
     }
 
     #[test]
