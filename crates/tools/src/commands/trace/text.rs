@@ -118,8 +118,8 @@ fn said_of<'a>(
 }
 
 /// Says an event in a map that may have something already.
-fn event_json(mut map: Map<String, Value>, trace: &Trace, said: &Said<'_>) -> Map<String, Value> {
-    map.insert("unix_ns".to_owned(), json!(trace.head.unix_ns(said.ns)));
+fn event_json(mut map: Map<String, Value>, unix_ns: u64, said: &Said<'_>) -> Map<String, Value> {
+    map.insert("unix_ns".to_owned(), json!(unix_ns));
     map.insert("ns".to_owned(), json!(said.ns));
     map.insert("event".to_owned(), json!(said.meaning.name));
     for (name, value, word) in &said.meaning.fields {
@@ -128,9 +128,53 @@ fn event_json(mut map: Map<String, Value>, trace: &Trace, said: &Said<'_>) -> Ma
     map
 }
 
+/// Writes that object, as it would be written; `whose` is what the map has. (To make one, and to
+/// take it apart again, takes several times as long: who follows a trace has thousands.)
+fn write_json_event(line: &mut String, whose: &Map<String, Value>, unix_ns: u64, said: &Said<'_>) {
+    let fields = &said.meaning.fields;
+    // (In a table that somebody has made up a name may be there twice.)
+    let is_said = |at: usize, name: &str| {
+        let before = fields.get(..at).unwrap_or_default();
+        whose.contains_key(name)
+            || ["unix_ns", "ns", "event"].contains(&name)
+            || before.iter().any(|(other, ..)| *other == name)
+    };
+    if fields.iter().enumerate().any(|(at, (name, ..))| is_said(at, name)) {
+        let map = event_json(whose.clone(), unix_ns, said);
+        let _ = write!(line, "{}", Value::Object(map));
+        return;
+    }
+    line.push('{');
+    for (name, value) in whose {
+        write_json_word(line, name);
+        let _ = write!(line, ":{value},");
+    }
+    let _ = write!(line, "\"unix_ns\":{unix_ns},\"ns\":{},\"event\":", said.ns);
+    write_json_word(line, said.meaning.name);
+    for (name, value, word) in fields {
+        line.push(',');
+        write_json_word(line, name);
+        line.push(':');
+        match word {
+            Some(word) => write_json_word(line, word),
+            None => _ = write!(line, "{value}"),
+        }
+    }
+    line.push('}');
+}
+
+fn write_json_word(line: &mut String, word: &str) {
+    match word.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"-_".contains(&byte)) {
+        true => ["\"", word, "\""].into_iter().for_each(|part| line.push_str(part)),
+        false => _ = write!(line, "{}", json!(word)),
+    }
+}
+
 fn ring_json(trace: &Trace, ring: &RingText, wanted: &Wanted) -> Value {
-    let events: Vec<Value> =
-        said(trace, ring, wanted).iter().map(|s| event_json(Map::new(), trace, s).into()).collect();
+    let events: Vec<Value> = said(trace, ring, wanted)
+        .iter()
+        .map(|s| event_json(Map::new(), trace.head.unix_ns(s.ns), s).into())
+        .collect();
     json!({
         "number": ring.number,
         "fd": if ring.number == 0 { Value::Null } else { json!(ring.fd) },
@@ -302,10 +346,10 @@ impl Lines {
             }
         };
         let is_json = self.is_json;
-        let whose = || {
-            let pid = ("pid".to_owned(), json!(trace.pid));
-            Map::from_iter([pid, ("connection".to_owned(), json!(ring.number))])
-        };
+        let whose = Map::from_iter([
+            ("pid".to_owned(), json!(trace.pid)),
+            ("connection".to_owned(), json!(ring.number)),
+        ]);
         let begin = |line: &mut String, ns| {
             write_time(line, trace, ns);
             line.push_str(&of);
@@ -313,7 +357,7 @@ impl Lines {
         if let Some((ns, lost)) = lost_since(ring, indexes.start) {
             self.line(ns, |line| match is_json {
                 true => {
-                    let mut map = whose();
+                    let mut map = whose.clone();
                     map.insert("events_not_kept".to_owned(), json!(lost));
                     let _ = write!(line, "{}", Value::Object(map));
                 }
@@ -325,7 +369,7 @@ impl Lines {
         }
         for said in said_of(trace, ring, wanted, indexes) {
             self.line(said.ns, |line| match is_json {
-                true => _ = write!(line, "{}", Value::Object(event_json(whose(), trace, &said))),
+                true => write_json_event(line, &whose, trace.head.unix_ns(said.ns), &said),
                 false => {
                     begin(line, said.ns);
                     write_event(line, &said);
@@ -380,6 +424,24 @@ mod tests {
             recorded: 12,
             written: 12,
             events: kept.map(|index| (index, 1, 100 * index, 0)).collect(),
+        }
+    }
+
+    #[test]
+    fn an_event_is_written_as_its_object_is() {
+        let whose = [("pid".to_owned(), json!(7)), ("connection".to_owned(), json!(1))];
+        let whose = Map::from_iter(whose);
+        for fields in [
+            vec![],
+            vec![("bytes", 5, None), ("path", 1, Some("shm")), ("a\"b", 2, Some("c\\d"))],
+            vec![("pid", 5, None)],
+            vec![("ns", 5, Some("x"))],
+            vec![("x", 1, None), ("x", 2, None)],
+        ] {
+            let said = Said { index: 0, ns: 3, meaning: Meaning { name: "sent", fields } };
+            let mut line = String::new();
+            write_json_event(&mut line, &whose, 99, &said);
+            assert_eq!(line, Value::Object(event_json(whose.clone(), 99, &said)).to_string());
         }
     }
 
