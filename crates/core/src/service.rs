@@ -271,6 +271,7 @@ impl Service {
         }
         self.agree_on_more();
         self.watch_carriers();
+        self.pulls.start_if_due();
         true
     }
 
@@ -549,7 +550,7 @@ impl Service {
         // Before the look at its state: who closes it changes that first, and then looks for the
         // mark.
         socket.flags.fetch_or(flag::NOTED, SeqCst);
-        let is_over = || !socket.may_be_candidate() || socket.generation16() != generation;
+        let is_over = || !socket.may_be_offered() || socket.generation16() != generation;
         if socket.has(flag::CONNECTOR) {
             return self.with(|s| is_over() || s.add_connected(socket)) == Some(true);
         }
@@ -568,7 +569,7 @@ impl Service {
             self.accepting(socket.tuple().local_port());
             return self.note(socket, generation);
         }
-        let is_over = || !socket.may_be_candidate() || socket.generation16() != generation;
+        let is_over = || !socket.may_be_offered() || socket.generation16() != generation;
         self.ensure_started() && self.with(|s| is_over() || s.look_again(socket)) == Some(true)
     }
 
@@ -581,7 +582,7 @@ impl Service {
         let generation = socket.generation16();
         // As in `note`.
         socket.flags.fetch_or(flag::NOTED, SeqCst);
-        if !socket.may_be_candidate() || socket.generation16() != generation {
+        if !socket.may_be_offered() || socket.generation16() != generation {
             return false;
         }
         // Noted for whoever appears within the next second.

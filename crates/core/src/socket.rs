@@ -323,6 +323,10 @@ impl Socket {
     pub(crate) fn may_be_candidate(&self) -> bool {
         matches!(self.state.now(), State::Candidate | State::Changing)
     }
+    /// And no two ends have agreed on it.
+    pub(crate) fn may_be_offered(&self) -> bool {
+        self.may_be_candidate() && !self.offered.is_agreed()
+    }
     pub(crate) fn has(&self, flag: u32) -> bool {
         self.flags.load(Acquire) & flag != 0
     }

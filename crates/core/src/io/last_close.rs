@@ -2,12 +2,15 @@
 
 use super::end_in_reset::{
     RESET_ON_CLOSE, closes_as_ever, leaves_unread, never_linger, reset_if_more_comes,
+    resets_on_close,
 };
 use super::ends::{hold_rx, hold_tx, publish_held};
 use super::leave::{freeze, to_kernel};
 use super::outlive::{await_peer, is_clean, outlives_close, outlives_for_child};
 use super::probe::put_back;
-use super::say_end::{announce_end, announce_end_in_time, say_end, say_late_fin, serve_before_fin};
+use super::say_end::{
+    announce_end, announce_end_in_time, is_asked_back, say_end, say_late_fin, serve_before_fin,
+};
 use crate::channel::{producer_quiet, quiet};
 use crate::outcome::Ret;
 use crate::socket::{
@@ -34,7 +37,9 @@ pub(super) fn let_go(
         }
         return r;
     }
-    serve_before_fin(s);
+    if is_asked_back(s) && !resets(s, g, fd) {
+        serve_before_fin(s);
+    }
     let shared = s.names() > 0;
     // (By an agent it leaves behind the close, which waits for that within bounds.)
     let later = s.path().leaves_by_agent();
@@ -56,6 +61,12 @@ pub(super) fn let_go(
         }
         LastName::Gone => finish(s, fd, kernel_close),
     }
+}
+
+/// Its close is a reset, as of TCP: nothing goes before that.
+fn resets(s: &'static Socket, g: u16, fd: c_int) -> bool {
+    hold_tx(s, g).is_ok_and(|tx| resets_on_close(&tx, fd))
+        || hold_rx(s, g).is_ok_and(|mut rx| rx.unread().is_ok_and(|n| n > 0))
 }
 
 /// The last descriptor of this process's is about to be closed. `for_child`: a forked child has it

@@ -239,6 +239,8 @@ fn is_clean(tx: &TxHeld<'_>, rx: &RxHeld<'_>) -> bool {
         && rx.end.read_until == 0
         && !rx.end.asked_back
         && matches!(rx.end.switch.state(), RxState::Armed | RxState::Fast)
+        // (It wants what it has not consumed over the carrier, before any word of an end.)
+        && !load_ack(tx.words).frozen
 }
 
 /// The peer reads to the end of the ring, and finds the word behind it. (One that has closed reads

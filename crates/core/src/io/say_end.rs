@@ -15,13 +15,18 @@ use netacc_ring::sleepers;
 /// its way (this process may have been stopped). What finds no room holds the FIN up, and not the
 /// caller.
 pub(crate) fn serve_before_fin(s: &'static Socket) {
-    let Some(channel) = s.channel().filter(|c| c.far.is_shared() && !s.is_inherited()) else {
-        return;
-    };
-    let slot = s.slot.load(Relaxed) as usize;
-    if load_ack(channel.words(slot, channel.side)).frozen && !process::in_vfork_child() {
-        agent::of(s.path()).before_fin(channel, slot);
+    if let Some(channel) = s.channel().filter(|_| is_asked_back(s)) {
+        agent::of(s.path()).before_fin(channel, s.slot.load(Relaxed) as usize);
     }
+}
+
+/// The peer has frozen, and nothing else of this end has to be done by another process.
+pub(super) fn is_asked_back(s: &Socket) -> bool {
+    let Some(channel) = s.channel().filter(|c| c.far.is_shared() && !s.is_inherited()) else {
+        return false;
+    };
+    let words = channel.words(s.slot.load(Relaxed) as usize, channel.side);
+    load_ack(words).frozen && !process::in_vfork_child()
 }
 
 /// Tells the peer where the ring's part of the stream ends, before the carrier's FIN, which the

@@ -94,8 +94,9 @@ pub(super) fn begin_to_leave_hosts(for_good: bool) -> bool {
 /// What goes out over the carriers gets there.
 pub(super) fn finish(shared: bool, for_good: bool) {
     fd_table::for_each(|_, entry| {
+        // (Never waits: another thread may hold the end for ever.)
         if let Entry::Socket(s, _) = entry
-            && s.names() == 1
+            && s.tx_lock.owner() == 0
         {
             io::serve_before_fin(s);
         }

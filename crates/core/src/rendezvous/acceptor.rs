@@ -258,7 +258,7 @@ impl State {
         }
         let waiting = self.tables.as_mut().and_then(|t| t.accepted.remove(s.waiting));
         let live = waiting.map(|(_, m)| m).and_then(|mut m| {
-            let waits = m.is_current() && m.socket.may_be_candidate();
+            let waits = m.is_current() && m.socket.may_be_offered();
             (m.agreement.step(Event::Accepted(i)) == Action::HandOver && waits).then_some(m)
         });
         c.users.fetch_add(1, AcqRel);

@@ -61,7 +61,7 @@ impl State {
         if offer.tuple.mirrored() != *tuple {
             return Err(refuse::WRONG_TUPLE);
         }
-        if !m.is_current() || !m.socket.may_be_candidate() {
+        if !m.is_current() || !m.socket.may_be_offered() {
             return Err(refuse::WITHDRAWN);
         }
         let arena = l.arenas.get(offer.arena as usize).ok_or(refuse::BAD_MEMORY)?;

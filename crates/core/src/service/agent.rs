@@ -61,7 +61,12 @@ impl Agent for Here {
         SERVICE.accuse(channel);
     }
     fn before_fin(&self, channel: &Channel, slot: usize) {
-        SERVICE.pulls.serve_before_end(|| io::serve_pull_back(channel, slot));
+        // (Who would send the rest?)
+        if SERVICE.is_running()
+            && SERVICE.pulls.serve_before_fin(|| io::serve_pull_back(channel, slot))
+        {
+            SERVICE.wake();
+        }
     }
     fn released(&self, channel: &'static Channel, slot: usize) {
         SERVICE.released(channel, slot);

@@ -6,63 +6,92 @@ use crate::lock::Mutex;
 use crate::{signals, sleep, sys, thread};
 use alloc::vec::Vec;
 use core::ffi::c_void;
-use core::sync::atomic::{AtomicU32, Ordering::*};
+use core::sync::atomic::{AtomicBool, AtomicU32, Ordering::*};
 use libc::pollfd;
 
 /// Pull-backs that found no room while others waited for theirs are joined to these after so long.
 const JOINED_NS: i64 = 100_000_000;
 
 pub(super) struct Pulls {
-    /// Those under way. Not empty: a helper serves them. (The one that it is at is `None`.)
-    under_way: Mutex<Vec<Option<PullBack>>>,
+    list: Mutex<List>,
     /// Counts those that have ended; a futex.
     ended: AtomicU32,
+    /// The thread "netacc" is to start a helper.
+    due: AtomicBool,
     /// A thread is started for them (not in tests of services that are turned by hand).
     threaded: bool,
 }
 
+struct List {
+    /// Those under way. Not empty: a helper serves them, or is due. (The one that it is at is
+    /// `None`.)
+    under_way: Vec<Option<PullBack>>,
+    /// So many more have their room.
+    promised: usize,
+}
+
 impl Pulls {
     pub(super) const fn new(threaded: bool) -> Pulls {
-        Pulls { under_way: Mutex::new(Vec::new()), ended: AtomicU32::new(0), threaded }
+        Pulls {
+            list: Mutex::new(List { under_way: Vec::new(), promised: 0 }),
+            ended: AtomicU32::new(0),
+            due: AtomicBool::new(false),
+            threaded,
+        }
     }
 
     /// In the thread "netacc". `serve`: returns what found no room on the carrier. False: it was
     /// not called, for want of memory to note that; the peer has no answer then, and asks again.
     pub(super) fn serve(&self, serve: impl FnOnce() -> Option<PullBack>) -> bool {
         let Some(is_first) = self.note(serve) else { return false };
-        // In this thread where no other can be had.
-        if is_first && !self.start() {
-            self.send_on();
+        if is_first {
+            self.start();
         }
         true
     }
 
-    /// As [`Pulls::serve`], in a thread of the application's, which never waits: where no thread
-    /// can be had the rest is given up, and the connection's end is a reset.
-    pub(super) fn serve_before_end(&self, serve: impl FnOnce() -> Option<PullBack>) {
+    /// As [`Pulls::serve`], in a thread of the application's, which starts none: it may have
+    /// interrupted libc. True: the thread "netacc" is to be woken.
+    pub(super) fn serve_before_fin(&self, serve: impl FnOnce() -> Option<PullBack>) -> bool {
         let held = signals::hold_back();
-        if self.note(serve) == Some(true)
-            && !self.start()
-            && let Some(mut under_way) = self.under_way.lock_unless_mine()
-        {
-            let given_up = core::mem::take(&mut *under_way);
-            drop(under_way);
-            drop(given_up);
+        let is_due = self.note(serve) == Some(true);
+        if is_due {
+            self.due.store(true, SeqCst);
         }
         signals::go_on(held);
+        is_due
     }
 
-    /// Whether it is the first, and nobody sends on. (Under the lock: what was reserved is there.)
+    /// Starts the helper that an application's thread wants.
+    pub(super) fn start_if_due(&self) {
+        if self.due.load(Relaxed) && self.due.swap(false, SeqCst) {
+            self.start();
+        }
+    }
+
+    /// Whether it is the first, and nobody sends on. (Without the lock while it serves: that takes
+    /// the lock of a connection's end, which a thread may hold for long.)
     fn note(&self, serve: impl FnOnce() -> Option<PullBack>) -> Option<bool> {
-        let mut under_way = self.under_way.lock_unless_mine()?;
-        under_way.try_reserve(1).ok()?;
-        let Some(rest) = serve() else { return Some(false) };
-        under_way.push(Some(rest));
-        Some(under_way.len() == 1)
+        {
+            let mut list = self.list.lock_unless_mine()?;
+            let more = list.promised + 1;
+            list.under_way.try_reserve(more).ok()?;
+            list.promised = more;
+        }
+        let rest = serve();
+        let mut list = self.list.lock();
+        list.promised = list.promised.saturating_sub(1);
+        let Some(rest) = rest else { return Some(false) };
+        list.under_way.push(Some(rest));
+        Some(list.under_way.len() == 1)
     }
 
-    fn start(&self) -> bool {
-        self.threaded && thread::spawn(run, core::ptr::from_ref(self).cast_mut().cast())
+    fn start(&self) {
+        let own = core::ptr::from_ref(self).cast_mut().cast();
+        // In this thread where no other can be had.
+        if !(self.threaded && thread::spawn(run, own)) {
+            self.send_on();
+        }
     }
 
     /// Sends what is noted, and what comes meanwhile, until nothing is left.
@@ -74,10 +103,12 @@ impl Pulls {
             loop {
                 // One at a time, and without the lock while it sends. It stays in its place for
                 // that: the list must not look empty.
-                let Some(pull) = self.under_way.lock().get_mut(i).map(Option::take) else { break };
+                let Some(pull) = self.list.lock().under_way.get_mut(i).map(Option::take) else {
+                    break;
+                };
                 let more = pull.as_ref().and_then(PullBack::go_on);
-                let mut under_way = self.under_way.lock();
-                match (more, under_way.get_mut(i)) {
+                let mut list = self.list.lock();
+                match (more, list.under_way.get_mut(i)) {
                     (Some(fd), Some(place)) => {
                         *place = pull;
                         // (Those that there is no room for are looked at after a while.)
@@ -87,9 +118,9 @@ impl Pulls {
                         i += 1;
                     }
                     _ => {
-                        under_way.swap_remove(i);
-                        let was_last = under_way.is_empty();
-                        drop(under_way);
+                        list.under_way.swap_remove(i);
+                        let was_last = list.under_way.is_empty();
+                        drop(list);
                         drop(pull);
                         self.ended.fetch_add(1, Release);
                         sys::futex_wake(&self.ended, i32::MAX, true);
@@ -112,7 +143,7 @@ impl Pulls {
         loop {
             let seen = self.ended.load(Acquire);
             // (Not for ever, should this be a handler that interrupted the lock's holder.)
-            let none = self.under_way.try_lock().is_some_and(|p| p.is_empty());
+            let none = self.list.try_lock().is_some_and(|list| list.under_way.is_empty());
             let left = until.saturating_sub(sys::now_ns());
             if none || left == 0 {
                 return;
@@ -123,7 +154,9 @@ impl Pulls {
 
     /// What the parent sends again is the parent's: never dropped here.
     pub(super) fn after_fork_in_child(&self) {
-        core::mem::forget(core::mem::take(&mut *self.under_way.lock()));
+        let none = List { under_way: Vec::new(), promised: 0 };
+        core::mem::forget(core::mem::replace(&mut *self.list.lock(), none));
+        self.due.store(false, Relaxed);
     }
 }
 

@@ -88,6 +88,12 @@ impl Offered {
         self.0.load(SeqCst) == OfferState::Made.word()
     }
 
+    /// Both ends have agreed, whatever became of that.
+    #[inline]
+    pub(crate) fn is_agreed(&self) -> bool {
+        matches!(self.now(), OfferState::Made | OfferState::Taken)
+    }
+
     /// False: that does not happen to it, or not any more.
     pub(crate) fn happens(&self, event: Event) -> bool {
         let now = self.now();

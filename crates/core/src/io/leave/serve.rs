@@ -8,7 +8,7 @@ use super::super::reset::{is_reset, lies_unread};
 use super::super::send_again::send_again;
 use super::super::under_way::UnderWay;
 use super::halves::{carry_out, look_at_tx, pin};
-use crate::channel::Channel;
+use crate::channel::{Channel, quiet};
 use crate::log::debug_log;
 use crate::socket::{Socket, flag};
 use crate::{carrier, sys, wait};
@@ -46,7 +46,7 @@ pub(crate) fn hear_carrier(channel: &Channel, slot: usize) {
             // Who waits for no more than an error hears of it by this alone.
             let _ = is_reset(s, fd);
             // (Its link has ended first: a process closes its descriptors in any order.)
-            if carrier::has_ended(fd) {
+            if ends_with_its_process(channel, slot, fd) {
                 s.change_reason(&[Reason::ChannelFailed], Reason::None);
             }
         }
@@ -117,8 +117,16 @@ pub(crate) fn leave_dead_channel(channel: &Channel, slot: usize) -> Option<PullB
     // Before it leaves the ring, so that a thread that waits for room there hears of that.
     let _ = is_reset(s, fd);
     // (The channel of a peer that has ended has not failed.)
-    let has_ended = fd >= 0 && carrier::has_ended(fd);
+    let has_ended = ends_with_its_process(channel, slot, fd);
     serve(s, h, if has_ended { Reason::None } else { Reason::ChannelFailed }, true)
+}
+
+/// The peer's end of a connection has come with the end of its link, as far as can be known: it
+/// said nothing of a half-close before, and no more time has passed than a process takes to die.
+fn ends_with_its_process(channel: &Channel, slot: usize, fd: c_int) -> bool {
+    let said = channel.words(slot, channel.side).quiet[quiet::REQUEST].load(Acquire);
+    let since = sys::now_ns().saturating_sub(channel.died_at.load(Relaxed));
+    fd >= 0 && said & quiet::HALF == 0 && since < DIES_NS && carrier::has_ended(fd)
 }
 
 /// Pulls back what a frozen receiver has not consumed; it may arm again, and is promoted then.
@@ -209,7 +217,6 @@ mod tests {
     use super::super::freeze;
     use super::*;
     use crate::io::ends::hold_rx;
-    use crate::io::serve_before_fin;
     use crate::path::tests::{A, C, End, close_both, promoted_within_the_host};
     use std::time::{Duration, Instant};
 
@@ -265,14 +272,28 @@ mod tests {
         }
     }
 
+    /// TCP resets such a connection at once, and throws away what is not sent.
     #[test]
-    fn what_a_frozen_peer_wants_goes_before_the_end_of_the_process() {
-        let mut ends = asked_by_a_frozen_peer(5_000);
-        serve_before_fin(ends[C].socket);
-        crate::io::at_exit(ends[C].socket, ends[C].fd);
-        assert_eq!(sys::shutdown(ends[C].fd, libc::SHUT_WR), 0);
-        assert_eq!(kernel_has(&ends[A]), 5_000);
-        ends.iter_mut().for_each(End::close);
+    fn a_close_that_resets_serves_nobody_first() {
+        for unread in [true, false] {
+            let mut ends = asked_by_a_frozen_peer(5_000);
+            if unread {
+                ends[A].send(A, 10);
+            } else {
+                let linger = &crate::io::end_in_reset::RESET_ON_CLOSE;
+                let level = libc::SOL_SOCKET;
+                assert_eq!(sys::setsockopt(ends[C].fd, level, libc::SO_LINGER, linger), 0);
+            }
+            ends[C].close();
+            let mut byte = 0u8;
+            // SAFETY: one byte of ours.
+            let said = unsafe {
+                let (at, none) = (&raw mut byte, core::ptr::null_mut());
+                sys::recvfrom(ends[A].fd, at, 1, 0, none, core::ptr::null_mut())
+            };
+            assert_eq!(said, -(libc::ECONNRESET as isize));
+            ends[A].close();
+        }
     }
 
     #[test]
