@@ -95,6 +95,8 @@ pub(crate) use leave::between_hosts::wake_leavers;
 pub(crate) use leave::between_hosts::{Patience, await_way_back};
 #[cfg(test)]
 pub(crate) use leave::pause::{pause, resume};
+#[cfg(test)]
+pub(crate) use leave::serve::freeze_of;
 pub(crate) use leave::serve::{
     PullBack, hear_carrier, leave_dead_channel, may_close, may_end, serve_pull_back, watch_carrier,
 };

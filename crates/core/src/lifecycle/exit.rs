@@ -93,6 +93,13 @@ pub(super) fn begin_to_leave_hosts(for_good: bool) -> bool {
 
 /// What goes out over the carriers gets there.
 pub(super) fn finish(shared: bool, for_good: bool) {
+    serve_who_asks();
+    let ending = Ending { limit_ns: EXIT_NS, shared, for_good };
+    agent::each(|agent| agent.finish(ending));
+}
+
+/// What peers within the host have asked back goes before the FINs.
+fn serve_who_asks() {
     fd_table::for_each(|_, entry| {
         // (Never waits: another thread may hold the end for ever.)
         if let Entry::Socket(s, _) = entry
@@ -101,6 +108,38 @@ pub(super) fn finish(shared: bool, for_good: bool) {
             io::serve_before_fin(s);
         }
     });
-    let ending = Ending { limit_ns: EXIT_NS, shared, for_good };
-    agent::each(|agent| agent.finish(ending));
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used, clippy::indexing_slicing, reason = "tests may fail loudly")]
+mod tests {
+    extern crate std;
+    use super::*;
+    use crate::path::tests::{A, C, promoted_within_the_host};
+    use crate::sys;
+    use std::vec;
+
+    #[test]
+    fn what_a_frozen_peer_wants_goes_before_the_end_of_the_process() {
+        let mut ends = promoted_within_the_host();
+        io::freeze_of(ends[A].socket);
+        ends[C].send(C, 5_000);
+        serve_who_asks();
+        io::at_exit(ends[C].socket, ends[C].fd);
+        assert_eq!(sys::shutdown(ends[C].fd, libc::SHUT_WR), 0);
+        let (mut all, mut part) = (0, vec![0u8; 8_000]);
+        loop {
+            // SAFETY: a buffer of ours.
+            let n = unsafe {
+                let none = core::ptr::null_mut();
+                sys::recvfrom(ends[A].fd, part.as_mut_ptr(), part.len(), 0, none, none.cast())
+            };
+            match n {
+                0 => break,
+                n => all += usize::try_from(n).unwrap(),
+            }
+        }
+        assert_eq!(all, 5_000, "the kernel has all of it, then the end");
+        ends.iter_mut().for_each(|end| end.close());
+    }
 }

@@ -205,6 +205,14 @@ impl PullBack {
     }
 }
 
+/// The receiver freezes, and its word is on its way.
+#[cfg(test)]
+pub(crate) fn freeze_of(s: &'static Socket) {
+    if let Ok(mut rx) = super::super::ends::hold_rx(s, s.generation16()) {
+        super::freeze(&mut rx);
+    }
+}
+
 #[cfg(test)]
 #[allow(
     clippy::unwrap_used,
@@ -214,17 +222,14 @@ impl PullBack {
 )]
 mod tests {
     extern crate std;
-    use super::super::freeze;
     use super::*;
-    use crate::io::ends::hold_rx;
     use crate::path::tests::{A, C, End, close_both, promoted_within_the_host};
     use std::time::{Duration, Instant};
 
     /// A peer that has frozen, with bytes unread, and whose word has not come yet.
     fn asked_by_a_frozen_peer(unread: usize) -> [End; 2] {
         let mut ends = promoted_within_the_host();
-        let s = ends[A].socket;
-        hold_rx(s, s.generation16()).map(|mut rx| freeze(&mut rx)).ok().unwrap();
+        freeze_of(ends[A].socket);
         ends[C].send(C, unread);
         ends
     }
