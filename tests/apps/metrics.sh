@@ -71,6 +71,36 @@ for panel in json.load(open(sys.argv[1]))["panels"]:
         said = target["expr"].replace("$__rate_interval", "10s").replace("$instance", ".*").replace("$program", ".*")
         print(panel["title"], said, sep="\t")' "$panels")
   if [ "$count" -ge 10 ]; then ok panels "$count"; else fail panels "$count"; fi
+  # Open connections on TCP, by reason: what netacc_ss says of the server, of which one is open that
+  # stays on TCP, and others have ended.
+  exec 5<>"/dev/tcp/127.0.0.1/$port"
+  on_tcp() {
+    "$SS" --json -s sock "$server" | python3 -c '
+import collections, json, sys
+sockets = json.load(sys.stdin)["sockets"]
+slow = [c for c in sockets if "tcp" in (c["tx_path"], c["rx_path"])]
+found = collections.Counter(c["reason"] for c in slow)
+print(*sorted(f"{reason} {count}" for reason, count in found.items()), sep="\n")'
+  }
+  panel_says() {
+    asked "$1" && python3 -c '
+import json, sys
+series = json.load(sys.stdin)["data"]["result"]
+found = [(one["metric"]["reason"], one["value"][1]) for one in series if one["value"][1] != "0"]
+print(*sorted(" ".join(one) for one in found), sep="\n")' <"$TMP/answer"
+  }
+  reasons=$(python3 -c '
+import json, sys
+(panel,) = [p for p in json.load(open(sys.argv[1]))["panels"] if p["title"] == "Connections on TCP, by reason"]
+asked = panel["targets"][0]["expr"].replace("$instance", ".*").replace("$program", ".*")
+print(asked.replace("{", "{pid=\"" + sys.argv[2] + "\",", 1))' "$panels" "$server")
+  agrees() {
+    on_tcp >"$TMP/on_tcp" && panel_says "$reasons" >"$TMP/panel" &&
+      [ -n "$(cat "$TMP/on_tcp")" ] && cmp "$TMP/on_tcp" "$TMP/panel"
+  }
+  if wait_for 30 agrees; then ok panel-reasons; else
+    fail panel-reasons "netacc_ss: $(paste -sd , "$TMP/on_tcp"); $reasons: $(paste -sd , "$TMP/panel")"; fi
+  exec 5>&-
 fi
 
 browser=
