@@ -7,6 +7,7 @@ use netacc_control::stats::{
 };
 use rustix::fs::{MemfdFlags, memfd_create};
 use rustix::process::{Pid, Signal};
+use std::collections::BTreeSet;
 use std::fs::{self, File};
 use std::io::{BufRead, BufReader, Read, Write};
 use std::mem::{offset_of, size_of};
@@ -109,6 +110,25 @@ fn prometheus_takes_the_text_and_the_rules() {
     checked_by_promtool(&["check", "metrics"], &text);
     checked_by_promtool(&["check", "rules", "netacc.rules.yml"], "");
     checked_by_promtool(&["test", "rules", "netacc.rules.test.yml"], "");
+}
+
+/// What stands behind that word in one of the files of rules.
+fn named(text: &str, word: &str) -> BTreeSet<String> {
+    let lines = text.lines().map(|line| line.trim_start().trim_start_matches("- "));
+    lines.filter_map(|line| line.strip_prefix(word)).map(|name| name.trim().to_owned()).collect()
+}
+
+#[test]
+fn every_alert_is_tested() {
+    let rules = include_str!("../../../packaging/prometheus/netacc.rules.yml");
+    let tests = include_str!("../../../packaging/prometheus/netacc.rules.test.yml");
+    let alerts = named(rules, "alert:");
+    assert!(alerts.len() >= 7, "{alerts:?}");
+    assert_eq!(alerts, named(tests, "alertname:"));
+    for alert in alerts {
+        let mut blocks = tests.split("alertname: ").filter(|block| block.starts_with(&alert));
+        assert!(blocks.any(|block| block.contains("exp_labels")), "{alert} never fires");
+    }
 }
 
 #[test]
