@@ -41,11 +41,19 @@ impl fmt::Display for Missing {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Missing::NotFound(here) => {
-                write!(f, "{FILE_NAME} is neither ")?;
-                if let Some(here) = here {
-                    write!(f, "in {} or the lib directory beside it, nor ", here.display())?;
-                }
-                write!(f, "in /usr/lib or /usr/local/lib; {ENV_LIBRARY} can name it")
+                match here {
+                    Some(here) => write!(
+                        f,
+                        "{FILE_NAME} is neither in {} or the lib directory beside it, nor in",
+                        here.display()
+                    ),
+                    None => write!(
+                        f,
+                        "where this program lies is not known (/proc/self/exe), and {FILE_NAME} \
+                         is not in"
+                    ),
+                }?;
+                write!(f, " /usr/lib or /usr/local/lib; {ENV_LIBRARY} can name it")
             }
             Missing::Unreadable(path, error) => write!(f, "{}: {error}", path.display()),
             Missing::NotALibrary(path) => write!(f, "{}: not a shared library", path.display()),

@@ -437,13 +437,17 @@ fn bytes(path: &Path) -> io::Result<Vec<u8>> {
     Ok(bytes)
 }
 
-/// The numbers of all processes that `/proc` shows, in order.
+/// The numbers of all processes that `/proc` shows, in order. (Who asks is one of them: where there
+/// is none, it is no such file system.)
 pub fn pids() -> io::Result<Vec<u32>> {
     let entries = fs::read_dir("/proc")?.filter_map(Result::ok);
     let mut pids: Vec<u32> =
         entries.filter_map(|entry| entry.file_name().to_str()?.parse().ok()).collect();
     pids.sort_unstable();
-    Ok(pids)
+    match pids.is_empty() {
+        true => Err(io::Error::other("no process is in it: no proc(5) is mounted there")),
+        false => Ok(pids),
+    }
 }
 
 /// What has become of the file of a library that a process has loaded.

@@ -1,6 +1,6 @@
 //! `netacc capture`: the bytes of accelerated connections as a file for Wireshark and tcpdump.
 
-use super::{STATUS_FAILED, STATUS_USAGE, ignore_signals_of_writes, is_open};
+use super::{STATUS_FAILED, STATUS_USAGE, ignore_signals_of_writes, is_open, sees_processes};
 use crate::capture::connection::Now;
 use crate::capture::follow::{PAUSE_MAX, PAUSE_MIN, Pairs, Process};
 use crate::capture::packet::PAYLOAD_MAX;
@@ -44,6 +44,9 @@ const UNREADABLE_FIRST: u32 = 50;
 /// `netacc capture …`, the command line read; the exit status.
 pub fn main(matches: &ArgMatches) -> c_int {
     ignore_signals_of_writes();
+    if let Err(status) = sees_processes("netacc capture") {
+        return status;
+    }
     let words: Vec<String> = matches.get_many("pid").into_iter().flatten().cloned().collect();
     let began = unix_ns();
     let (processes, awaited, status) = match open(&words, began) {

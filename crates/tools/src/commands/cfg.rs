@@ -1,7 +1,7 @@
 //! `netacc cfg`: the parameters, of this host or of running processes; and another value for one
 //! while a process runs.
 
-use super::{STATUS_FAILED, STATUS_USAGE, print};
+use super::{STATUS_FAILED, STATUS_USAGE, print, sees_processes};
 use crate::launch::{self, Environment};
 use crate::live::{self, Failure, Left};
 use crate::processes::{self, Found, Looks, Unknown};
@@ -126,6 +126,9 @@ impl Parameters {
 /// The processes that are meant; otherwise it has been said that there are none such, and this is
 /// the status.
 fn meant(matches: &ArgMatches) -> Result<Vec<u32>, c_int> {
+    if matches.get_flag("all") || matches.contains_id("pid") {
+        sees_processes(TOOL)?;
+    }
     if matches.get_flag("all") {
         let (found, not_permitted) = Looks::default().sums();
         if not_permitted > 0 && !rustix::process::geteuid().is_root() {

@@ -17,6 +17,7 @@ mod rdma;
 mod rules;
 
 use super::{STATUS_FAILED, STATUS_USAGE, print};
+use crate::segment;
 use crate::terminal;
 use clap::ArgMatches;
 use finding::{Findings, Level};
@@ -128,6 +129,11 @@ fn lossy(word: &OsStr) -> &str {
 }
 
 fn examine(subject: Subject, findings: &mut Findings) {
+    // (Nearly all that is looked at is there, where the library lies as well.)
+    if let Err(error) = segment::pids() {
+        findings.blind("proc", format!("/proc: {error}"), "mount -t proc proc /proc");
+        return;
+    }
     match subject {
         Subject::Host => host::look(findings),
         Subject::Program(words) => program::look(&words, findings),

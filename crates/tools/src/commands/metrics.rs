@@ -6,7 +6,7 @@
 mod serve;
 mod visitors;
 
-use super::{STATUS_FAILED, STATUS_USAGE, print};
+use super::{STATUS_FAILED, STATUS_USAGE, print, sees_processes};
 use crate::metrics::{Format, Past, render};
 use crate::processes::Looks;
 use crate::terminal;
@@ -25,6 +25,9 @@ use visitors::Visitors;
 pub fn main(matches: &ArgMatches) -> c_int {
     let users: Vec<String> = matches.get_many("user").into_iter().flatten().cloned().collect();
     let every = matches.get_one::<f64>("every").copied().map(Duration::from_secs_f64);
+    if let Err(status) = sees_processes("netacc metrics") {
+        return status;
+    }
     let done = if let Some(place) = matches.get_one::<Place>("listen") {
         let visitors = match Visitors::new(&users) {
             Ok(visitors) => visitors,

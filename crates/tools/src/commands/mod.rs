@@ -16,6 +16,7 @@ pub mod trace;
 mod utcp_keeper;
 
 use crate::options;
+use crate::segment;
 use crate::terminal;
 use clap::{ArgMatches, Command, FromArgMatches, Subcommand};
 use netacc_bench::Command as Bench;
@@ -144,6 +145,15 @@ fn parse(tool: &str, command: Command) -> Result<ArgMatches, c_int> {
             return STATUS_USAGE;
         }
         print(tool, &terminal::fold(text, terminal::columns()))
+    })
+}
+
+/// Whether processes can be seen at all; otherwise it has been said that they cannot, and this is
+/// the exit status.
+fn sees_processes(tool: &str) -> Result<(), c_int> {
+    segment::pids().map(drop).map_err(|error| {
+        terminal::complain(&format!("{tool}: /proc: {error}"));
+        STATUS_FAILED
     })
 }
 

@@ -1,6 +1,6 @@
 //! `netacc ps`: the processes of this host that have the library.
 
-use super::{print, ss};
+use super::{print, sees_processes, ss};
 use crate::processes::Looks;
 use crate::{show, terminal};
 use clap::ArgMatches;
@@ -8,6 +8,9 @@ use std::ffi::c_int;
 
 /// `netacc ps …`, the command line read; the exit status.
 pub fn main(matches: &ArgMatches) -> c_int {
+    if let Err(status) = sees_processes("netacc") {
+        return status;
+    }
     let is_json = matches.get_flag("json");
     match ss::pause(matches) {
         Some(pause) => ss::watch_all(matches, pause, is_json),

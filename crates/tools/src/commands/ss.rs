@@ -2,7 +2,9 @@
 //! on TCP. Without a process it shows which there are, as `netacc ps` does, or what is asked for of
 //! all of them.
 
-use super::{STATUS_FAILED, STATUS_USAGE, hold_standard_descriptors, parse, print, ps, say};
+use super::{
+    STATUS_FAILED, STATUS_USAGE, hold_standard_descriptors, parse, print, ps, say, sees_processes,
+};
 use crate::processes::{self, Found, Looks, Unknown};
 use crate::rates::{self, Change};
 use crate::segment::Process;
@@ -29,6 +31,9 @@ pub fn alone() -> c_int {
 pub fn main(matches: &ArgMatches) -> c_int {
     if matches.get_flag("clear") {
         return clear(matches.get_flag("json"));
+    }
+    if let Err(status) = sees_processes(TOOL) {
+        return status;
     }
     let words = |id| matches.get_many::<String>(id).into_iter().flatten().cloned();
     let words: Vec<String> = words("option-pid").chain(words("pid")).collect();

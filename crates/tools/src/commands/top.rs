@@ -9,7 +9,7 @@ mod keys;
 mod screen;
 mod story;
 
-use super::{STATUS_FAILED, STATUS_USAGE};
+use super::{STATUS_FAILED, STATUS_USAGE, sees_processes};
 use crate::processes::{self, Unknown};
 use crate::show::one_line;
 use crate::terminal;
@@ -27,6 +27,9 @@ pub fn main(matches: &ArgMatches) -> c_int {
         terminal::complain(&format!("netacc top: {text}"));
         status
     };
+    if let Err(status) = sees_processes("netacc top") {
+        return status;
+    }
     if !io::stdin().is_terminal() || !io::stdout().is_terminal() {
         let text = "this takes a terminal; for files and pipes there is netacc_ss -w 1";
         return complain(text, STATUS_USAGE);

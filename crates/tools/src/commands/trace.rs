@@ -1,6 +1,6 @@
 //! `netacc trace`: what has become of connections, of processes that run and of killed ones.
 
-use super::{STATUS_FAILED, STATUS_USAGE, print, say};
+use super::{STATUS_FAILED, STATUS_USAGE, print, say, sees_processes};
 use crate::processes::is_name;
 use crate::selection::Network;
 use crate::show::one_line;
@@ -37,6 +37,9 @@ fn complain(text: impl std::fmt::Display) {
 }
 
 fn list(matches: &ArgMatches) -> c_int {
+    if let Err(status) = sees_processes(TOOL) {
+        return status;
+    }
     let traces = trace::all();
     print(
         TOOL,
@@ -59,6 +62,8 @@ fn meant(matches: &ArgMatches) -> Result<Vec<Trace>, c_int> {
         })?);
     }
     if files.is_empty() || !words.is_empty() {
+        // (Without, who runs would count as killed.)
+        sees_processes(TOOL)?;
         let all = trace::all();
         for word in &words {
             if !all.iter().any(|trace| is_called(trace, word)) {
