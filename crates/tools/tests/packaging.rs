@@ -38,8 +38,20 @@ fn services_may_call_what_the_library_calls() {
 
 /// What netacc-enable writes for a unit of which systemd says this.
 fn drop_in(properties: &str) -> String {
+    drop_in_of("some", properties)
+}
+
+/// Where Debian's package has the library, and its folder.
+const LIBRARY: &str = "/usr/lib/x86_64-linux-gnu/libnetacc-preload.so";
+const FOLDER: &str = "/usr/lib";
+
+/// The same of a unit by its name. (There is no library here in those places: another one stands in
+/// for it, in a folder that stands in for that.)
+fn drop_in_of(unit: &str, properties: &str) -> String {
     let scratch = Scratch::new();
-    scratch.write("properties", properties);
+    let library = scratch.library();
+    let folder = library.parent().unwrap().display().to_string();
+    scratch.write("properties", &properties.replace(FOLDER, &folder));
     let said = "#!/bin/sh\nfor word; do case $word in --property=*) name=${word#*=};; esac; done\n\
                 sed -n \"s/^$name=//p\" \"$(dirname \"$0\")/properties\"\n";
     scratch.script("systemctl", said);
@@ -47,10 +59,11 @@ fn drop_in(properties: &str) -> String {
     let path = format!("{}:{}", folder.display(), std::env::var("PATH").unwrap());
     let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../packaging/netacc-enable");
     let mut command = Command::new("sh");
-    command.arg(script).arg("some").env("PATH", path).env("NETACC_UNIT_DIR", &folder);
-    let ran = run(command.env("NETACC_LIB", scratch.library()));
+    command.arg(script).arg(unit).env("PATH", path).env("NETACC_UNIT_DIR", &folder);
+    let ran = run(command.env("NETACC_LIB", &library));
     assert_eq!(ran.status, Some(0), "{}", ran.err);
-    std::fs::read_to_string(scratch.path("some.service.d/50-netacc.conf")).unwrap()
+    let file = scratch.path(&format!("{unit}.service.d/50-netacc.conf"));
+    std::fs::read_to_string(file).unwrap().replace(&library.display().to_string(), LIBRARY)
 }
 
 #[test]
@@ -100,4 +113,47 @@ fn a_service_whose_memory_goes_with_it_has_a_folder_for_its_trace() {
     }
     let own = "User=redis\nRemoveIPC=yes\nEnvironment=A=1 NACC_TRACE_DIR=/run/own\n";
     assert_eq!(of(own), nothing);
+}
+
+/// The calls of one of systemd's groups; `None` where there is no systemd to ask.
+fn calls_of(group: &str) -> Option<BTreeSet<String>> {
+    let mut command = Command::new("systemd-analyze");
+    let said = command.args(["--no-pager", "syscall-filter", group]).output().ok()?;
+    let text = String::from_utf8_lossy(&said.stdout).into_owned();
+    let mut all = BTreeSet::new();
+    for word in text.lines().skip(1).map(str::trim).filter(|word| !word.starts_with('#')) {
+        match word.starts_with('@') {
+            true => all.extend(calls_of(word)?),
+            false => all.extend([word.to_owned()].into_iter().filter(|word| !word.is_empty())),
+        }
+    }
+    (!all.is_empty()).then_some(all)
+}
+
+/// The manual shows what is written for Debian's Redis.
+#[test]
+fn the_page_about_installing_has_the_drop_in_of_debians_redis() {
+    let filter = calls_of("@system-service").map(|mut calls| {
+        for refused in ["@privileged", "@resources"] {
+            let refused = calls_of(refused).unwrap_or_default();
+            calls.retain(|call| !refused.contains(call));
+        }
+        calls.into_iter().collect::<Vec<_>>().join(" ")
+    });
+    // (What it says of that unit, of Debian 12; without its calls where nobody knows which those
+    // are: it filters as well.)
+    let filter = filter.unwrap_or_else(|| String::from("~"));
+    let properties = format!(
+        "LoadState=loaded\nUser=redis\nDynamicUser=no\nRemoveIPC=yes\nEnvironment=\n\
+         SystemCallFilter={filter}\nSystemCallLog=~\nSystemCallArchitectures=native\n\
+         RestrictAddressFamilies=AF_INET AF_INET6 AF_UNIX\nRestrictNamespaces=yes\n\
+         MemoryDenyWriteExecute=yes\nLockPersonality=yes\nNoExecPaths=/\n\
+         ExecPaths=/usr/bin/redis-server {FOLDER} /lib\n"
+    );
+    let written = drop_in_of("redis-server", &properties);
+    let page = include_str!("../../../docs/manual/install.md");
+    let shown = page.split("```ini\n").find(|block| block.contains("50-netacc.conf\n")).unwrap();
+    let (name, shown) = shown.split("\n```").next().unwrap().split_once('\n').unwrap();
+    assert_eq!(name, "# /etc/systemd/system/redis-server.service.d/50-netacc.conf");
+    assert_eq!(shown, written.trim_end());
 }
