@@ -71,6 +71,10 @@ client=$!
 PIDS+=("$client")
 if wait_for 30 reasoned; then
   told plain-client 1 'Start the peer with netacc_run' "${DOCTOR[@]}" "$PID_acc"
+  # The command that it names says who that is.
+  command=$("${DOCTOR[@]}" --json "$PID_acc" | sed -n "s/.*peer.* Run: \(ss -tnp .*\)\".*/\1/p" | head -n 1)
+  if ! command -v ss >/dev/null; then skip plain-client-is-named "no ss"; else
+    check plain-client-is-named grep -q "pid=$client," <(sh -c "$command"); fi
 else
   fail plain-client "$("${DOCTOR[@]}" "$PID_acc")"
 fi

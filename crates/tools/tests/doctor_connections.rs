@@ -40,7 +40,7 @@ fn the_path_is_that_which_the_clients_end_leaves() {
     // The rule's file is named as it is.
     let told = told_with(&format!("[rule r]\nport={port}\naccelerate=0"), false);
     let remedy = finding(&told, "rule", "problem")["remedy"].as_str().unwrap();
-    assert!(remedy.ends_with(&format!("correct the rule in {}", file.display())), "{remedy}");
+    assert!(remedy.ends_with(&format!("sudoedit {}", file.display())), "{remedy}");
     // A rule that leaves it a path that is none here; and one that leaves it the one that is.
     let told = told_with(&format!("[rule r]\nport={port}\npaths=rdma"), false);
     says(finding(&told, "path", "problem"), "rdma alone, by the rule of the client's end, has no");
@@ -64,13 +64,13 @@ fn the_rule_of_a_process_is_mended_in_its_own_file_and_while_it_runs() {
         let told = told(&mut doctor(&library), &[&server.place]).0;
         finding(&told, "rule", "problem")["remedy"].as_str().unwrap().to_owned()
     };
-    let mended = "if that was not meant: correct the rule in /opt/x/its.conf, and ";
+    let mended = "if that was not meant: sudoedit /opt/x/its.conf, and ";
     assert_eq!(remedy(), format!("{mended}start the program again"));
     // (It hears requests from here on.)
     server.put(offset_of!(Header, requests_inode), &1u32.to_ne_bytes());
     assert_eq!(remedy(), format!("{mended}netacc cfg reload -p {pid}"));
     server.configure(&format!("[netacc]\n{rule}"));
-    assert!(remedy().contains("the rule in /etc/netacc.conf, and netacc cfg"), "{}", remedy());
+    assert!(remedy().contains("sudoedit /etc/netacc.conf, and netacc cfg"), "{}", remedy());
 }
 
 /// A child listens; its parent, whose number is smaller, is in the same network namespace.

@@ -868,7 +868,11 @@ fn the_doctor_says_each_reason_with_its_remedy() {
         (Reason::PeerWithoutLibrary, "note"),
     ] {
         let text = format!("{}: ", reason.name());
-        assert_eq!(of(&text), (level.into(), reason.remedy().into()));
+        let (is, remedy) = of(&text);
+        assert_eq!(is, level);
+        // Behind what is said of all, the command for this process.
+        let run = remedy.as_str().unwrap().strip_prefix(reason.remedy()).unwrap();
+        assert!(run.starts_with(" Run: "), "{run}");
         assert!(of(reason.explanation()).0 == level);
     }
     assert_eq!(of("unknown-60").0, "note");

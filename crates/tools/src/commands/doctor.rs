@@ -14,6 +14,7 @@ mod look;
 mod process;
 mod program;
 mod rdma;
+mod remedies;
 mod rules;
 
 use super::{STATUS_FAILED, STATUS_USAGE, print};

@@ -30,7 +30,64 @@ pub fn doctor(library: &Path) -> Command {
 pub fn told<S: AsRef<OsStr>>(command: &mut Command, subject: &[S]) -> (Value, Option<i32>) {
     let Ran { status, out, err } = run(command.arg("--json").args(subject));
     assert_eq!(err, "");
-    (serde_json::from_str(&out).unwrap_or_else(|error| panic!("{error}: {out}")), status)
+    let told = serde_json::from_str(&out).unwrap_or_else(|error| panic!("{error}: {out}"));
+    each_has_a_command(&told);
+    (told, status)
+}
+
+/// What a remedy begins a command with.
+const PROGRAMS: [&str; 42] = [
+    "netacc",
+    "netacc_run",
+    "netacc_ss",
+    "sudo",
+    "ss",
+    "ls",
+    "cat",
+    "df",
+    "tail",
+    "head",
+    "file",
+    "sed",
+    "readelf",
+    "findmnt",
+    "kill",
+    "prlimit",
+    "ulimit",
+    "sysctl",
+    "modprobe",
+    "nft",
+    "ip",
+    "rdma",
+    "ibv_devinfo",
+    "apt",
+    "getent",
+    "ping",
+    "nsenter",
+    "chmod",
+    "setcap",
+    "cp",
+    "export",
+    "unset",
+    "make",
+    "journalctl",
+    "uname",
+    "man",
+    "gdb",
+    "mount",
+    "ps",
+    "netacc-enable",
+    "systemctl",
+    "sudoedit",
+];
+
+/// Whatever is not as it should be has a command beside it that mends or shows it.
+fn each_has_a_command(told: &Value) {
+    for finding in told["findings"].as_array().unwrap().iter().filter(|f| f["level"] != "ok") {
+        let remedy = finding["remedy"].as_str().unwrap_or_default();
+        let mut words = remedy.split([' ', '(', ',']).map(|word| word.trim_end_matches([';', ':']));
+        assert!(words.any(|word| PROGRAMS.contains(&word)), "no command: {finding:#}");
+    }
 }
 
 /// The first finding of a check at a level.

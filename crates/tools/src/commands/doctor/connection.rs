@@ -41,7 +41,8 @@ pub fn look(host: &str, port: u16, findings: &mut Findings) {
         Ok(own) => own,
         Err(error) => {
             let found = format!("rtnetlink: {}", std::io::Error::from(error));
-            findings.note("addresses", found, "allow AF_NETLINK");
+            let remedy = "allow AF_NETLINK; what filters here? cat /proc/self/status";
+            findings.note("addresses", found, remedy);
             Vec::new()
         }
     };
@@ -89,8 +90,8 @@ impl Client {
 
     fn remedy(self) -> &'static str {
         match self.by_rule {
-            true => "if that was not meant: correct that rule",
-            false => "NACC_PATHS=shm,rdma",
+            true => "if that was not meant: sudoedit \"${NACC_CONF:-/etc/netacc.conf}\"",
+            false => "export NACC_PATHS=shm,rdma",
         }
     }
 }
@@ -105,7 +106,8 @@ fn each(found: &[(SocketAddr, Client)], own: &[Own], findings: &mut Findings) {
     for (address, client) in found.iter().copied() {
         match interfaces::is_own(address.ip(), own) {
             true if is_any_served && !is_served(&address) => {
-                findings.note("listener", format!("nobody listens on {address}"), "");
+                let remedy = format!("ss -ltnp 'sport = :{}'", address.port());
+                findings.note("listener", format!("nobody listens on {address}"), remedy);
             }
             true => here(address, client, findings),
             false => elsewhere(address, own, client, findings),
@@ -293,7 +295,10 @@ fn servers(pids: &[u32], to: SocketAddr, paths: Paths, findings: &mut Findings) 
                 findings.ok("listener", format!("{who}, and has the library"));
             }
             Err(SegmentError::Unreadable(error)) => {
-                let remedy = "start it again with this release's library";
+                let remedy = format!(
+                    "start it again with this release's library; of which unit is it? systemctl \
+                     status {pid}"
+                );
                 findings.problem("listener", format!("{who}; {error}"), remedy);
             }
             Err(SegmentError::NotLoaded) => findings.problem(
@@ -302,7 +307,8 @@ fn servers(pids: &[u32], to: SocketAddr, paths: Paths, findings: &mut Findings) 
                 format!("start it again with netacc_run; would that help? netacc doctor {pid}"),
             ),
             Err(error) => {
-                findings.blind("listener", format!("{who}; {error}"), "sudo netacc doctor …");
+                let remedy = format!("sudo netacc doctor {to}");
+                findings.blind("listener", format!("{who}; {error}"), remedy);
             }
         }
     }
@@ -318,13 +324,14 @@ fn servers(pids: &[u32], to: SocketAddr, paths: Paths, findings: &mut Findings) 
 fn servers_end(server: &Process, to: SocketAddr, clients: Paths, findings: &mut Findings) {
     let end = format!("the server's end, process {}: ", server.pid);
     process::configured(server, &end, findings);
+    let as_it_is = format!("as it is: netacc cfg get NACC_PATHS -p {}", server.pid);
     let paths = parse_rendered(&server.header.config).find(|(key, ..)| *key == Key::Paths.name());
     let paths = paths.and_then(|(_, value, _)| Paths::parse(value).ok());
     if let Some(paths) = paths.filter(|paths| !paths.is_empty() && !serve_within(*paths, to)) {
         findings.problem(
             "config",
             format!("{end}NACC_PATHS={paths} leaves connections within the host on TCP"),
-            "NACC_PATHS=shm,rdma,utcp where it is started, and start it again",
+            format!("NACC_PATHS=shm,rdma,utcp where it is started, and start it again; {as_it_is}"),
         );
     } else if let Some(paths) = paths.filter(|paths| has_none_of(*paths, clients, to)) {
         findings.problem(
@@ -332,7 +339,7 @@ fn servers_end(server: &Process, to: SocketAddr, clients: Paths, findings: &mut 
             format!(
                 "{end}NACC_PATHS={paths} has no path of the client's end, NACC_PATHS={clients}"
             ),
-            "NACC_PATHS=shm,rdma at both ends, and start them again",
+            format!("NACC_PATHS=shm,rdma at both ends, and start them again; {as_it_is}"),
         );
     }
     // (Who connects to an address of this host has that one, too, unless it has chosen another.)
@@ -467,8 +474,11 @@ fn nobody(to: SocketAddr, findings: &mut Findings) {
                  {pid} ({name}){whose}: a connection that is led there stays on TCP",
                 to.port()
             ),
-            "put both ends into one network namespace: --network=host, --network=container:…, one \
-             pod; or give each an RDMA device",
+            format!(
+                "put both ends into one network namespace: --network=host, --network=container:…, \
+                 one pod; or give each an RDMA device; to look from there: nsenter -t {pid} -n \
+                 netacc doctor {to}"
+            ),
         );
         return;
     }
@@ -501,7 +511,10 @@ fn elsewhere(to: SocketAddr, own: &[Own], client: Client, findings: &mut Finding
             false
         }
         Err(error) => {
-            let remedy = "is the host up, and does a firewall let the port through?";
+            let remedy = format!(
+                "is the host up, and does a firewall let the port through? ping -c 1 {}",
+                to.ip()
+            );
             findings.problem("server", format!("{to} does not answer: {error}"), remedy);
             false
         }

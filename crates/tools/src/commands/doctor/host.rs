@@ -16,7 +16,8 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 /// What an operator reads about a parameter.
-const ABOUT_CONFIG: &str = "netacc.conf(5) has every parameter, its default and its valid values";
+const ABOUT_CONFIG: &str =
+    "man 5 netacc.conf has every parameter, its default and its valid values";
 
 /// Looks at all of it.
 pub fn look(findings: &mut Findings) {
@@ -139,7 +140,10 @@ pub fn config(environment: &mut Environment, findings: &mut Findings) -> Option<
                 Some(why) => {
                     let remedy = match origins.of(Key::LogPath) {
                         Origin::Environment => "export NACC_LOG_PATH=/tmp/netacc-%u.log",
-                        _ => "NACC_LOG_PATH=/tmp/netacc-%u.log in the configuration file",
+                        _ => {
+                            "export NACC_LOG_PATH=/tmp/netacc-%u.log; for good: in the \
+                             configuration file"
+                        }
                     };
                     findings.note("log", why, remedy);
                 }
@@ -162,7 +166,7 @@ fn traces(config: &Config, origins: &Origins, findings: &mut Findings) {
     let name = Key::TraceDir.name();
     let remedy = match origins.of(Key::TraceDir) {
         Origin::Environment => format!("unset {name}; {ABOUT_CONFIG}"),
-        _ => format!("{name}={DIRECTORY} in the configuration file; {ABOUT_CONFIG}"),
+        _ => format!("export {name}={DIRECTORY}; for good: in the configuration file"),
     };
     findings.note("trace", format!("{name}={wanted}: {why}: traces are in {DIRECTORY}"), remedy);
 }
@@ -180,7 +184,7 @@ pub fn effect(config: &Config, end: &str, findings: &mut Findings) {
         findings.problem(
             "config",
             format!("{end}NACC_ENABLE_RDMA_DEFAULT=0 turns acceleration off"),
-            "NACC_ENABLE_RDMA_DEFAULT=1",
+            "export NACC_ENABLE_RDMA_DEFAULT=1",
         );
     }
     let percent = config.accelerate_percent;
@@ -189,12 +193,12 @@ pub fn effect(config: &Config, end: &str, findings: &mut Findings) {
         0 => findings.problem(
             "config",
             format!("{end}NACC_CONNECT_RDMA_PERCENT=0 leaves every new connection on TCP"),
-            "NACC_CONNECT_RDMA_PERCENT=100",
+            "export NACC_CONNECT_RDMA_PERCENT=100",
         ),
         _ => findings.note(
             "config",
             format!("{end}NACC_CONNECT_RDMA_PERCENT={percent} leaves the others on TCP"),
-            "NACC_CONNECT_RDMA_PERCENT=100",
+            "export NACC_CONNECT_RDMA_PERCENT=100",
         ),
     }
     let paths = config.paths;
@@ -205,7 +209,7 @@ pub fn effect(config: &Config, end: &str, findings: &mut Findings) {
         (false, false) if !has_utcp => findings.problem(
             "config",
             format!("{end}NACC_PATHS={paths} leaves every connection on TCP"),
-            "NACC_PATHS=shm,rdma",
+            "export NACC_PATHS=shm,rdma",
         ),
         _ => {
             let which = match (has_shm, has_utcp) {
@@ -217,7 +221,10 @@ pub fn effect(config: &Config, end: &str, findings: &mut Findings) {
             findings.note(
                 "config",
                 format!("{end}NACC_PATHS={paths} leaves {which}"),
-                if has_utcp { "NACC_PATHS=shm,rdma,utcp" } else { "NACC_PATHS=shm,rdma" },
+                match has_utcp {
+                    true => "export NACC_PATHS=shm,rdma,utcp",
+                    false => "export NACC_PATHS=shm,rdma",
+                },
             );
         }
     }
@@ -234,7 +241,7 @@ fn utcp(directory: &str, release: &str, findings: &mut Findings) {
         findings.problem(
             "utcp",
             format!("Linux {release} cannot steer packets past its TCP (tcx)"),
-            "Linux 6.6 or later; or NACC_PATHS=shm,rdma",
+            "Linux 6.6 or later; until then: export NACC_PATHS=shm,rdma",
         );
     }
     let Ok(status) = Status::of(directory) else { return };
@@ -293,12 +300,12 @@ fn release(release: &str, findings: &mut Findings) {
         Some(version) if version < (5, 9) => findings.problem(
             "kernel",
             format!("Linux {release} lacks calls that the library needs (close_range)"),
-            "Linux 5.9 or later; 5.12 for RDMA",
+            "Linux 5.9 or later; 5.12 for RDMA; what runs: uname -r",
         ),
         Some(version) if version < (5, 12) => findings.note(
             "kernel",
             format!("Linux {release} will do within a host; RDMA needs 5.12"),
-            "Linux 5.12 or later",
+            "Linux 5.12 or later; what runs: uname -r",
         ),
         _ => findings.ok("kernel", format!("Linux {release} on {machine}")),
     }

@@ -3,6 +3,7 @@
 use super::finding::Findings;
 use super::host;
 use super::look::{self, Status};
+use super::remedies::Of;
 use super::{program, rdma, rules};
 use crate::launch::Environment;
 use crate::library;
@@ -29,13 +30,15 @@ pub fn look(pid: u32, findings: &mut Findings) {
         }
         Err(SegmentError::Zombie) => {
             let found = format!("{pid} has ended, and its parent has not asked for its status");
-            findings.blind("process", found, "nothing can be seen of it any more");
+            let parent =
+                format!("nothing can be seen of it any more; its parent: ps -o ppid= -p {pid}");
+            findings.blind("process", found, parent);
             false
         }
         Err(SegmentError::NotPermitted) => {
             let error = SegmentError::NotPermitted;
             let remedy = match rustix::process::geteuid().is_root() {
-                true => String::from("look at it from its own user namespace or container"),
+                true => format!("look from its own namespaces: nsenter -t {pid} -a netacc ps"),
                 false => format!("sudo netacc doctor {pid}"),
             };
             findings.blind("process", error.to_string(), remedy);
@@ -50,7 +53,10 @@ pub fn look(pid: u32, findings: &mut Findings) {
             true
         }
         Err(error @ SegmentError::NoSegment) => {
-            let remedy = "let it connect to something, or accept a connection, and look again";
+            let remedy = format!(
+                "let it connect to something, or accept a connection, and look again: netacc \
+                 doctor {pid}"
+            );
             findings.note("process", error.to_string(), remedy);
             true
         }
@@ -112,7 +118,6 @@ fn not_loaded(pid: u32, directory: &str, findings: &mut Findings) {
 
 /// Which library it has loaded, beside that of these tools. `its`: whose.
 pub fn loaded(process: &Process, its: &str, findings: &mut Findings) {
-    let name = one_line(&process.name);
     match process.header.library.map(version) {
         Some(is) if is == VERSION => {
             findings.ok("library", format!("{its} version is {is}, as that of these tools"))
@@ -122,7 +127,7 @@ pub fn loaded(process: &Process, its: &str, findings: &mut Findings) {
             findings.note(
                 "library",
                 format!("{its} version is {is}, that of these tools {VERSION}"),
-                format!("start {name} again"),
+                start_again(process),
             );
         }
     }
@@ -130,9 +135,15 @@ pub fn loaded(process: &Process, its: &str, findings: &mut Findings) {
         findings.note(
             "library",
             format!("{its} file has been replaced or removed since the process loaded it"),
-            format!("start {name} again to use the new one"),
+            start_again(process),
         );
     }
+}
+
+/// What has it load the library that is there now.
+fn start_again(process: &Process) -> String {
+    let (name, pid) = (one_line(&process.name), process.pid);
+    format!("start {name} again; of which unit is it? systemctl status {pid}")
 }
 
 /// What the library in it says.
@@ -142,11 +153,12 @@ fn said(process: &Process, findings: &mut Findings) {
     findings.ok("process", format!("{name} has the library; it has been running for {uptime}"));
     loaded(process, "its", findings);
     configured(process, "", findings);
-    connections(process, findings);
     let status = Status::of(&format!("/proc/{}", process.pid)).ok();
     let user = status.and_then(|status| status.uid()).unwrap_or(process.uid);
+    let of = Of::new(process, user);
+    connections(process, &of, findings);
     rules::of_process(process, user, findings);
-    counters(process, findings);
+    counters(process, &of, findings);
     traced(process, findings);
     traced_elsewhere(process, findings);
 }
@@ -167,7 +179,11 @@ fn traced_elsewhere(process: &Process, findings: &mut Findings) {
                 Key::TraceDir.name(),
                 one_line(wanted)
             ),
-            "name a folder on a tmpfs that only root or the program's user can write to",
+            format!(
+                "name a folder on a tmpfs that only root or the program's user can write to; what \
+                 is wrong with this one? ls -ld {}",
+                one_line(wanted)
+            ),
         );
     }
 }
@@ -223,7 +239,10 @@ fn leaves_on_tcp((pid, hears): (u32, bool), end: &str, config: &str, findings: &
             format!("{end}{key}={} ({}) leaves it on TCP", one_line(value), one_line(origin)),
             match is_live {
                 true => format!("netacc cfg set {key} {better} -p {pid}"),
-                false => at_restart(key, better, origin),
+                false => {
+                    let anew = at_restart(key, better, origin);
+                    format!("{anew}; as it is: netacc cfg get {key} -p {pid}")
+                }
             },
         );
     }
@@ -246,7 +265,7 @@ fn at_restart(key: &str, better: &str, origin: &str) -> String {
     format!("{key}={better} {place}, and start it again")
 }
 
-fn connections(process: &Process, findings: &mut Findings) {
+fn connections(process: &Process, of: &Of, findings: &mut Findings) {
     let total = connections_total(process);
     let accelerated = accelerated_total(process);
     let of_all = share(process).map_or_else(String::new, |share| format!(" ({share})"));
@@ -264,7 +283,11 @@ fn connections(process: &Process, findings: &mut Findings) {
         let Some(reason) = Reason::from_code(code) else {
             if count > 0 {
                 let found = format!("{count} connections: {}", reason_name(code));
-                findings.note("reason", found, "use the tools of the library's own release");
+                findings.note(
+                    "reason",
+                    found,
+                    "use the tools of the library's own release: netacc ps names it",
+                );
             }
             continue;
         };
@@ -276,9 +299,11 @@ fn connections(process: &Process, findings: &mut Findings) {
             reason.name(),
             reason.explanation()
         );
-        let remedy = reason.remedy();
         // What is over is in nobody's way, nor is what cannot be helped.
-        let is_in_the_way = now > 0 && !remedy.starts_with("None") && !remedy.starts_with("Wait");
+        let is_helped = |word| !reason.remedy().starts_with(word);
+        let is_in_the_way = now > 0 && ["None", "Wait"].into_iter().all(is_helped);
+        let one = process.connections.iter().find(|it| it.reason == code);
+        let remedy = of.reason(reason, one.as_ref());
         match is_in_the_way {
             true => findings.problem("reason", found, remedy),
             false => findings.note("reason", found, remedy),
@@ -287,7 +312,7 @@ fn connections(process: &Process, findings: &mut Findings) {
 }
 
 /// Counters that are not 0 in a process that is well.
-fn counters(process: &Process, findings: &mut Findings) {
+fn counters(process: &Process, of: &Of, findings: &mut Findings) {
     for counter in [
         Counter::AuthFailures,
         Counter::PeerCorrupt,
@@ -300,7 +325,7 @@ fn counters(process: &Process, findings: &mut Findings) {
         let value = process.header.counters.get(counter as usize).copied().unwrap_or(0);
         if value > 0 {
             let found = format!("{} is {value}. {}", counter.name(), counter.doc());
-            findings.note("counter", found, counter.remedy());
+            findings.note("counter", found, of.counter(counter));
         }
     }
 }
@@ -328,12 +353,19 @@ fn surroundings(pid: u32, directory: &str, findings: &mut Findings) {
     }
     namespaces(pid, directory, findings);
     match status.seccomp() {
-        Some(1) => findings.problem("seccomp", "strict: it can use no socket", "none"),
+        Some(1) => findings.problem(
+            "seccomp",
+            "strict: it can use no socket",
+            format!("none: it has asked for that itself (cat /proc/{pid}/status)"),
+        ),
         Some(2) => findings.note(
             "seccomp",
             "a filter is in force; what it refuses does not show from outside",
-            "if its connections stay on TCP: allow what the manual (install.md, \
-             SystemCallFilter=) lists",
+            format!(
+                "if its connections stay on TCP: allow what the manual (install.md, \
+                 SystemCallFilter=) lists, as netacc-enable UNIT does; its unit: systemctl status \
+                 {pid}"
+            ),
         ),
         _ => findings.ok("seccomp", "no filter"),
     }
@@ -378,11 +410,15 @@ mod tests {
     fn what_its_configuration_leaves_on_tcp_is_in_the_way() {
         let [off, sampled] = ["NACC_ENABLE_RDMA_DEFAULT", "NACC_CONNECT_RDMA_PERCENT"];
         let live = |name, value| format!("netacc cfg set {name} {value} -p 17");
-        let put = |text, how| format!("{text} {how}, and start it again");
+        let as_it_is = |name: &str| format!("; as it is: netacc cfg get {name} -p 17");
+        let put = |text: &str, how| {
+            let name = as_it_is(text.split('=').next().unwrap());
+            format!("{text} {how}, and start it again{name}")
+        };
         let anew = "it takes no other value while it runs (netacc cfg): start it again";
         for (text, hears, found, remedy) in [
             (format!("{off}=0 # live"), true, "(live)", live(off, 1)),
-            (format!("{off}=0 # live"), false, "(live)", anew.to_owned()),
+            (format!("{off}=0 # live"), false, "(live)", anew.to_owned() + &as_it_is(off)),
             (format!("{off}=0 # file:3"), true, "(file)", live(off, 1)),
             (
                 format!("{off}=0 # file:3"),

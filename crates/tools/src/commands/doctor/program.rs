@@ -193,7 +193,7 @@ fn remedy(verdict: &Verdict) -> String {
         ),
         Obstacle::Go { .. } => String::from(
             "none within the program; put a proxy that is linked dynamically (haproxy, nginx) \
-             before it, and accelerate that one",
+             before it, and accelerate that one: netacc_run haproxy …",
         ),
         Obstacle::Privileged("has file capabilities") => format!(
             "setcap -r {file}; give the capabilities to the service (AmbientCapabilities= in its \
@@ -204,11 +204,14 @@ fn remedy(verdict: &Verdict) -> String {
              without the bit: cp --no-preserve=mode {file} COPY; chmod 755 COPY"
         ),
         Obstacle::OtherTarget { library, .. } => {
-            format!("install the program for {library}, or build netacc for the program's machine")
+            format!(
+                "install the program for {library}, or build netacc for the program's machine; \
+                 check with: file {file}"
+            )
         }
-        Obstacle::OtherLibc(_) => String::from(
+        Obstacle::OtherLibc(_) => format!(
             "install the program built for the GNU C library (in a container: an image of Debian, \
-             Ubuntu or Fedora instead of Alpine)",
+             Ubuntu or Fedora instead of Alpine); check with: file {file}"
         ),
         Obstacle::DropsPreload => format!(
             "have its first line leave LD_PRELOAD alone (no -i, no -u LD_PRELOAD): head -n 1 {file}"
@@ -232,7 +235,7 @@ fn loader(program: &Path, path: Option<&OsStr>, preload: &OsStr, findings: &mut 
         findings.problem(
             "preload",
             complaint,
-            "the file that LD_PRELOAD names has to exist, to be readable for the program's user, \
+            "unset LD_PRELOAD, or mend it: the file that it names has to exist, to be readable for the program's user, \
              for its machine, and for no newer C library than its own",
         );
     }
@@ -240,8 +243,8 @@ fn loader(program: &Path, path: Option<&OsStr>, preload: &OsStr, findings: &mut 
         findings.note(
             "system-calls",
             launch::describe_raw(&found),
-            "if its connections say waits-unseen: turn off what makes these calls (io_uring, an \
-             event loop of its own), or use a build on libc's",
+            "if its connections say waits-unseen (netacc_ss --reason waits-unseen): turn off what \
+             makes these calls (io_uring, an event loop of its own), or use a build on libc's",
         );
     }
 }

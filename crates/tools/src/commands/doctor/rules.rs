@@ -4,6 +4,7 @@
 use super::connection::{listening_ports, serve_within};
 use super::finding::Findings;
 use super::look::Status;
+use super::remedies::RUN;
 use crate::segment::Process;
 use crate::show::one_line;
 use netacc_control::config::{
@@ -15,17 +16,33 @@ use std::path::Path;
 
 /// What mends a rule of what is started here. `file`: where its configuration is.
 fn correct(file: &Path) -> String {
-    format!("if that was not meant: correct the rule in {}", one_line(&file.to_string_lossy()))
+    format!("if that was not meant: sudoedit {}", one_line(&file.to_string_lossy()))
 }
 
 /// What mends a rule of a process: it takes its rules again, unless it takes no requests.
-fn correct_of(process: &Process) -> String {
-    let file = file_of(&process.header.config).unwrap_or(DEFAULT_FILE);
+pub fn correct_of(process: &Process) -> String {
+    let file = file_of_process(process);
     let again = match process.header.requests {
         Some(_) => format!("netacc cfg reload -p {}", process.pid),
         None => String::from("start the program again"),
     };
     format!("{}, and {again}", correct(Path::new(file)))
+}
+
+/// The file that a process has its rules from.
+fn file_of_process(process: &Process) -> &str {
+    file_of(&process.header.config).unwrap_or(DEFAULT_FILE)
+}
+
+/// What lets its library read that.
+fn let_read(process: &Process) -> String {
+    let file = one_line(file_of_process(process));
+    format!("{} {RUN}ls -l {file}", Reason::ConfigUnreadable.remedy())
+}
+
+/// Where all of its rules are.
+fn whole(process: &Process) -> String {
+    format!("look at the file: cat {}", one_line(file_of_process(process)))
 }
 
 /// What a rule does, in words.
@@ -64,7 +81,7 @@ pub fn of_process(process: &Process, user: u32, findings: &mut Findings) {
     let (rules, is_whole) = rendered_rules(&process.header.config);
     if !is_whole {
         let found = "the process has more rules than it can show: the last ones are not named here";
-        findings.note("rule", found, "look at the file: netacc.conf(5)");
+        findings.note("rule", found, whole(process));
     }
     if rules.is_empty() {
         return;
@@ -91,9 +108,7 @@ pub fn of_process(process: &Process, user: u32, findings: &mut Findings) {
             effect(rule)
         );
         match kept {
-            _ if rule.is_of_unreadable_file() => {
-                findings.problem("rule", found, Reason::ConfigUnreadable.remedy());
-            }
+            _ if rule.is_of_unreadable_file() => findings.problem("rule", found, let_read(process)),
             0 => findings.ok("rule", found),
             _ => findings.note("rule", found, correct_of(process)),
         }
@@ -140,7 +155,7 @@ pub fn of_connection(
         if !programs.is_empty() {
             let programs = programs.join(", ");
             let found = format!("{CLIENTS}{name}, to {to} for {programs}: {}", effect(rule));
-            findings.note("rule", found, "");
+            findings.note("rule", found, correct(file));
             continue;
         }
         let found = format!("{CLIENTS}{name}, to {to}: {}", effect(rule));
@@ -167,16 +182,14 @@ pub fn of_server(server: &Process, from: IpAddr, to: SocketAddr, findings: &mut 
     let Some(rule) = rules.iter().find(|rule| rule.holds(&of)) else {
         if !is_whole {
             let found = format!("{end}it has more rules than it can show");
-            findings.note("rule", found, "look at its file: netacc.conf(5)");
+            findings.note("rule", found, whole(server));
         }
         return;
     };
     let found = format!("{end}{}, for connections to {to}: {}", rule.name, effect(rule));
     let is_kept = rule.paths().is_some_and(|paths| !serve_within(paths, to));
     match is_kept || rule.is_unreadable() {
-        _ if rule.is_of_unreadable_file() => {
-            findings.problem("rule", found, Reason::ConfigUnreadable.remedy());
-        }
+        _ if rule.is_of_unreadable_file() => findings.problem("rule", found, let_read(server)),
         true => findings.problem("rule", found, correct_of(server)),
         false => findings.ok("rule", found),
     }
