@@ -162,8 +162,8 @@ fn every_key_of_json_is_in_the_manual_page_of_its_tool() {
     are_in("netacc.1", &said);
 }
 
-/// The headings of what is said while a counter and a reason rise. (Who has no turn meanwhile raises
-/// nothing.)
+/// The headings of what is said while a counter and a reason rise. (Who has no turn meanwhile
+/// raises nothing.)
 fn changing(segment: &Segment, says: impl Fn() -> BTreeSet<String>) -> BTreeSet<String> {
     let is_over = AtomicBool::new(false);
     let end = Instant::now() + Duration::from_secs(60);
