@@ -33,6 +33,22 @@ use std::io::{self, Write};
 /// One error type is enough for a tool whose only reaction is to print it.
 pub type Result<T> = std::result::Result<T, Box<dyn std::error::Error>>;
 
+/// The cells of a table's row.
+pub type Row = Vec<String>;
+
+/// The reader's terminal, which whoever offers [`Command`] knows.
+#[derive(Debug, Clone, Copy)]
+pub struct Terminal {
+    /// How many columns it has; none: standard output is no terminal.
+    pub columns: fn() -> Option<usize>,
+    /// Text with no line of more columns.
+    pub fold: fn(String, Option<usize>) -> String,
+    /// A table of these headings and rows with no line of more columns.
+    pub table: fn(&[&str], Vec<Row>, Option<usize>) -> String,
+    /// Says a line on standard error, folded as well.
+    pub complain: fn(&str),
+}
+
 /// Says it on standard output. A reader that has seen enough is no error.
 fn say(text: &str) -> Result<()> {
     let mut out = io::stdout().lock();
@@ -51,9 +67,9 @@ fn complain(line: &str) {
 
 impl Command {
     /// Runs the subcommand: whether all runs ended with exact bytes. Errors are one line each.
-    pub fn run(self) -> Result<bool> {
+    pub fn run(self, terminal: Terminal) -> Result<bool> {
         match self {
-            Command::Bench(args) => plan::bench(&args),
+            Command::Bench(args) => plan::bench(&args, terminal),
             Command::BenchServer { spec } => server::main(&spec).map(|()| true),
             Command::BenchClient { spec, ports } => client::main(&spec, &ports).map(|()| true),
             Command::BenchLoad => sys::spin_for_ever(),

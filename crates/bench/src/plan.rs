@@ -1,6 +1,7 @@
 //! `netacc bench` itself: workloads one after the other, each in rounds that run every kind once,
 //! in turn, so that whatever else the machine does falls on all kinds alike.
 
+use crate::Terminal;
 use crate::cli::{BenchArgs, Pin, WorkloadName};
 use crate::library::{Proof, Tools};
 use crate::report;
@@ -73,7 +74,7 @@ pub(crate) struct Summary {
 }
 
 /// Runs the subcommand: whether all runs ended with exact bytes.
-pub(crate) fn bench(args: &BenchArgs) -> crate::Result<bool> {
+pub(crate) fn bench(args: &BenchArgs, terminal: Terminal) -> crate::Result<bool> {
     let tools = Tools::find(args.lib.as_deref(), args.ss.as_deref());
     let plan = plan(args, &sys::allowed_cpus());
     let mut machine = Machine {
@@ -89,7 +90,8 @@ pub(crate) fn bench(args: &BenchArgs) -> crate::Result<bool> {
     let svg = args.svg.as_deref().map(Output::open).transpose()?;
     let table_wanted = args.json.as_deref().is_none_or(|path| path.as_os_str() != "-");
     if table_wanted {
-        crate::say(&report::header(args, &machine, &tools))?;
+        let header = report::header(args, &machine, &tools);
+        crate::say(&(terminal.fold)(header, (terminal.columns)()))?;
     }
     // (Minutes are not spent on what nobody reads.)
     let is_for_files = json.is_some() || svg.is_some();
@@ -98,13 +100,14 @@ pub(crate) fn bench(args: &BenchArgs) -> crate::Result<bool> {
     {
         let _load = Load::start(args.load)?;
         for workload in plan {
-            all.push(run_workload(args, workload, &tools, goes_on));
+            all.push(run_workload(args, workload, (&tools, terminal), goes_on));
         }
     }
     machine.load_after = load_average();
     if table_wanted {
-        let (table, load) = (report::table(&all), &machine.load_after);
-        crate::say(&format!("{table}load average after: {load}; {} CPUs\n", machine.cpus))?;
+        let (table, load) = (report::table(&all, terminal), &machine.load_after);
+        let text = format!("{table}load average after: {load}; {} CPUs\n", machine.cpus);
+        crate::say(&(terminal.fold)(text, (terminal.columns)()))?;
     }
     if args.json.is_some() {
         let text =
@@ -147,7 +150,7 @@ impl<'a> Output<'a> {
 fn run_workload(
     args: &BenchArgs,
     workload: Workload,
-    tools: &Tools,
+    (tools, terminal): (&Tools, Terminal),
     goes_on: impl Fn() -> bool,
 ) -> Series {
     let mut runs = Vec::new();
@@ -157,7 +160,7 @@ fn run_workload(
                 .map_err(|error| error.to_string());
             if !args.quiet {
                 let name = workload.name.word();
-                crate::complain(&format!(
+                (terminal.complain)(&format!(
                     "{name:<14} {round}/{} {:<11} {}",
                     args.rounds,
                     kind.word(),

@@ -1,5 +1,6 @@
 //! The table for people and the JSON for programs.
 
+use crate::Terminal;
 use crate::cli::BenchArgs;
 use crate::library::{Proof, Tools};
 use crate::plan::{Machine, Run, Series, Summary, Workload};
@@ -53,9 +54,7 @@ pub(crate) fn progress(workload: &Workload, result: &Result<Measured, String>) -
 }
 
 /// The table: for each workload one line a kind.
-pub(crate) fn table(all: &[Series]) -> String {
-    const HEAD: [&str; 9] =
-        ["", "rate", "ratio", "p50", "p99", "p99.9", "max", "CPU srv+cli", "accelerated"];
+pub(crate) fn table(all: &[Series], terminal: Terminal) -> String {
     let mut text = String::new();
     for series in all {
         let workload = &series.workload;
@@ -65,15 +64,7 @@ pub(crate) fn table(all: &[Series]) -> String {
         };
         let _ =
             writeln!(text, "{} ({unit}latency of: {})", workload.label, workload.spec.latency_of());
-        let mut rows = vec![HEAD.map(str::to_owned)];
-        rows.extend(series.summaries().iter().map(|summary| cells(workload, summary)));
-        for row in &rows {
-            let _ = write!(text, "  {:<12}", row[0]);
-            for cell in &row[1..8] {
-                let _ = write!(text, " {cell:>11}");
-            }
-            let _ = writeln!(text, "  {}", row[8]);
-        }
+        text += &rows(workload, &series.summaries(), terminal);
         for run in &series.runs {
             if let Err(error) = &run.result {
                 let _ =
@@ -84,6 +75,28 @@ pub(crate) fn table(all: &[Series]) -> String {
     }
     text += "ratio: above 1 is better than the first line (ping-pong: of the p50; the others: of the rate)\n";
     text
+}
+
+/// The lines of a workload: one a kind, or some where the terminal is too narrow for that.
+fn rows(workload: &Workload, summaries: &[Summary], terminal: Terminal) -> String {
+    const HEAD: [&str; 9] =
+        ["", ">rate", ">ratio", ">p50", ">p99", ">p99.9", ">max", ">CPU srv+cli", "accelerated"];
+    let rows: Vec<_> = summaries.iter().map(|summary| cells(workload, summary)).collect();
+    let mut text = String::new();
+    let head = HEAD.map(|heading| heading.trim_start_matches('>').to_owned());
+    for row in std::iter::once(&head).chain(&rows) {
+        let _ = write!(text, "  {:<12}", row[0]);
+        for cell in &row[1..8] {
+            let _ = write!(text, " {cell:>11}");
+        }
+        let _ = writeln!(text, "  {}", row[8]);
+    }
+    let columns = (terminal.columns)();
+    let widest = text.lines().map(|line| line.chars().count()).max();
+    match columns.is_some_and(|columns| widest > Some(columns)) {
+        true => (terminal.table)(&HEAD, rows.into_iter().map(Vec::from).collect(), columns),
+        false => text,
+    }
 }
 
 fn cells(workload: &Workload, summary: &Summary) -> [String; 9] {
@@ -234,6 +247,14 @@ mod tests {
     use crate::library::Counts;
     use crate::plan::tests::{args, measured, series};
 
+    /// No terminal.
+    const FILE: Terminal = Terminal {
+        columns: || None,
+        fold: |text, _| text,
+        table: |_, _, _| String::new(),
+        complain: |_| {},
+    };
+
     #[test]
     fn durations_have_three_digits() {
         for (ns, text) in [
@@ -263,7 +284,7 @@ mod tests {
                 (Kind::Plain, 2, Err("server hangs".into())),
             ],
         )];
-        let table = table(&all);
+        let table = table(&all, FILE);
         assert!(table.contains("NOT ACCELERATED 0/1"), "{table}");
         assert!(table.contains("FAILED: plain, round 2: server hangs"), "{table}");
         assert!(

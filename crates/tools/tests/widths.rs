@@ -59,7 +59,9 @@ fn no_line_is_wider_than_the_terminal_and_nothing_is_lost() {
     let (ss, netacc) = (env!("CARGO_BIN_EXE_netacc_ss"), env!("CARGO_BIN_EXE_netacc"));
     // Each with what its lines are known by; the last ones say something else each time.
     let set = ["cfg", "set", "--wait", "0.05", "NACC_LOG_LEVEL", "3", "-p", &pid];
-    let all: [(&str, &[&str], &[&str]); 16] = [
+    let bench = ["bench", "pingpong", "--rounds", "1", "--seconds", "0.1", "--warmup", "0.02"];
+    let bench = [&bench[..], &["--pin=none", "--lib", "/nonexistent.so"]].concat();
+    let all: [(&str, &[&str], &[&str]); 17] = [
         (ss, &["-s", "sock", &pid], &["1003", "1008", "127.200.200.200:65535"]),
         (ss, &["-s", "cnt", &pid], &["peer-without-library", "rdma-lost", "fail_overs"]),
         (ss, &["-s", "cfg,qp", &pid], &["NACC_LOG_PATH", "rdma", "4711"]),
@@ -76,6 +78,7 @@ fn no_line_is_wider_than_the_terminal_and_nothing_is_lost() {
         (netacc, &set, &[&pid]),
         (netacc, &set[..5], &[]),
         (netacc, &["cfg", "reload", "--wait", "0.05", "-p", &pid], &[&pid]),
+        (netacc, &bench, &["plain", "p99.9", "NOT ACCELERATED"]),
     ];
     for (index, (program, words, keys)) in all.into_iter().enumerate() {
         let command = || {
@@ -142,6 +145,31 @@ fn every_help_fits_the_terminal() {
                 assert!(widest <= Some(columns.into()), "{about}");
                 assert_eq!(squeezed(&text), squeezed(&whole.out), "{about}");
             }
+        }
+    }
+}
+
+#[test]
+fn netacc_enable_fits_the_terminal_too() {
+    let script = concat!(env!("CARGO_MANIFEST_DIR"), "/../../packaging/netacc-enable");
+    // (There is no library in any place that is as long as that.)
+    let place = format!("/nowhere/{}", "a-long-name/".repeat(20));
+    for (words, status) in [(&["-h"][..], 0), (&["--what-is-no-option"], 2), (&["some"], 1)] {
+        let command = || {
+            let mut command = Command::new("sh");
+            command.arg(script).args(words).env_remove("COLUMNS");
+            // (Without a systemd it says so, and that is long enough.)
+            command.env("NETACC_UNIT_DIR", "/nowhere").env("NETACC_LIB", &place);
+            command
+        };
+        let whole = run(&mut command());
+        assert_eq!(whole.status, Some(status), "{}", whole.err);
+        for columns in WIDTHS {
+            let (text, _) = said(columns, &mut command());
+            let about = format!("{words:?} in {columns} columns:\n{text}");
+            let widest = text.lines().map(|line| line.chars().count()).max();
+            assert!(widest <= Some(columns.into()), "{about}");
+            assert_eq!(squeezed(&text), squeezed(&(whole.out.clone() + &whole.err)), "{about}");
         }
     }
 }

@@ -17,9 +17,10 @@ mod utcp_keeper;
 
 use crate::options;
 use crate::segment;
+use crate::table::Table;
 use crate::terminal;
 use clap::{ArgMatches, Command, FromArgMatches, Subcommand};
-use netacc_bench::Command as Bench;
+use netacc_bench::{Command as Bench, Terminal};
 use std::borrow::Cow;
 use std::ffi::c_int;
 use std::io::{self, Write};
@@ -83,7 +84,18 @@ fn bench(matches: &ArgMatches) -> c_int {
     if let Err(error) = is_open() {
         return cannot_say("netacc", &error);
     }
-    let done = Bench::from_arg_matches(matches).map_err(Into::into).and_then(Bench::run);
+    let terminal = Terminal {
+        columns: terminal::columns,
+        fold: terminal::fold,
+        table: |headings, rows, columns| {
+            let mut table = Table::new(headings);
+            rows.into_iter().for_each(|row| table.row(row));
+            table.render(columns)
+        },
+        complain: terminal::complain,
+    };
+    let bench = Bench::from_arg_matches(matches).map_err(Into::into);
+    let done = bench.and_then(|bench| bench.run(terminal));
     match done {
         Ok(true) => 0,
         Ok(false) => STATUS_FAILED,
