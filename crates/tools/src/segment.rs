@@ -553,6 +553,12 @@ fn time_since(tick: u64) -> Duration {
     Duration::try_from_secs_f64(since.max(0.0)).unwrap_or_default()
 }
 
+/// When a process was started, in ticks since the boot: of two processes that have a number one
+/// after the other, another one.
+pub(crate) fn started(pid: u32) -> Option<u64> {
+    Stat::of(pid).ok()?.began
+}
+
 /// The short number of the container that a control group belongs to: a part of the path of
 /// Docker's, Podman's, containerd's and CRI-O's groups has its 64 hexadecimal digits. Mostly that
 /// is the last one; Podman has a group `container` in it, and a container its own groups. (The

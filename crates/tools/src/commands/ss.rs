@@ -7,7 +7,7 @@ use super::{
 };
 use crate::processes::{self, Found, Looks, Unknown};
 use crate::rates::{self, Change};
-use crate::segment::Process;
+use crate::segment::{self, Process};
 use crate::selection::{Network, Order, Selection};
 use crate::show::{Section, View, one_line, size};
 use crate::trace::{self, Cleared};
@@ -16,6 +16,7 @@ use clap::ArgMatches;
 use clap::parser::ValueSource;
 use netacc_control::stats::{Path, Reason};
 use serde_json::json;
+use std::collections::HashMap;
 use std::ffi::c_int;
 use std::time::{Duration, Instant};
 
@@ -234,11 +235,13 @@ impl Watch<'_> {
     fn run(&self) -> c_int {
         let mut before: Option<(Instant, Vec<Process>)> = None;
         let (mut shown, mut looks) = (0, Looks::default());
+        let mut started = HashMap::new();
         loop {
-            let after = match self.look(&mut looks, before.is_none()) {
+            let mut after = match self.look(&mut looks, before.is_none()) {
                 Ok(after) => after,
                 Err(error) => return unknown(&error),
             };
+            after.retain(|process| self.is_same(process.pid, &mut started));
             let now = Instant::now();
             if after.is_empty() && !self.words.is_empty() {
                 return STATUS_FAILED;
@@ -259,6 +262,19 @@ impl Watch<'_> {
             looks.give_back(old.into_iter().flat_map(|(_, processes)| processes));
             std::thread::sleep(self.pause);
         }
+    }
+
+    /// Whether a process that is named by its number is the one that had that number before.
+    /// `started`: when each of those was, that were seen.
+    fn is_same(&self, pid: u32, started: &mut HashMap<u32, Option<u64>>) -> bool {
+        let is_number = self.words.iter().any(|word| word.parse() == Ok(pid));
+        let now = segment::started(pid);
+        let is_same = !is_number || *started.entry(pid).or_insert(now) == now;
+        if !is_same {
+            let text = "the process has ended; another one has its number now";
+            terminal::complain(&format!("{}: {pid}: {text}", self.tool));
+        }
+        is_same
     }
 
     /// `first`: what it says of processes that cannot be shown it says once.
