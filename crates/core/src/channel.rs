@@ -200,6 +200,8 @@ pub(crate) struct Channel {
     pub(crate) control: AtomicI32,
     /// As seen by us through SO_PEERCRED.
     pub(crate) peer_pid: u32,
+    /// Our effective user when the link was made.
+    pub(crate) own_user: u32,
     /// The peer's doorbells (eventfds) by its place number, `-1` where not known yet.
     pub(crate) doorbells: [AtomicI32; PLACES],
     /// Doorbells that were wanted before they were known: signalled by the service thread when they

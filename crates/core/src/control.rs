@@ -51,15 +51,24 @@ pub(crate) fn empty_header() -> msghdr {
 /// Sends one message, with `fd` where it takes one (the caller keeps it). Never waits. Returns
 /// `-errno` or 0.
 ///
-/// Names the sending process and its effective user, which the kernel checks: who has given up a
-/// privilege cannot use it here.
-pub(crate) fn send(control: c_int, message: &Message, fd: c_int) -> isize {
+/// Names the sending process, and the effective user that it had when the link was made, which the
+/// kernel checks. Who may not become that one again (seteuid(2)) says who it is now: the peer gives
+/// the link up.
+pub(crate) fn send(control: c_int, user: u32, message: &Message, fd: c_int) -> isize {
+    match send_as(control, user, message, fd) {
+        REFUSED if user != sys::geteuid() => send_as(control, sys::geteuid(), message, fd),
+        sent => sent,
+    }
+}
+
+const REFUSED: isize = -(libc::EPERM as isize);
+
+fn send_as(control: c_int, user: u32, message: &Message, fd: c_int) -> isize {
     let mut bytes = [0u8; MAX_MESSAGE];
     let len = message.encode(&mut bytes);
     let mut data = Ancillary::new();
     let mut creds = [0u8; 12];
-    for (to, from) in creds.chunks_exact_mut(4).zip([sys::getpid(), sys::geteuid(), sys::getegid()])
-    {
+    for (to, from) in creds.chunks_exact_mut(4).zip([sys::getpid(), user, sys::getegid()]) {
         to.copy_from_slice(&from.to_ne_bytes());
     }
     let mut control_len = data.push(0, libc::SCM_CREDENTIALS, &creds);
@@ -111,5 +120,5 @@ pub(crate) fn send_left(channel: &Channel, slot: usize) -> bool {
 
 fn send_on(channel: &Channel, message: &Message, fd: c_int) -> bool {
     let control = channel.control.load(Acquire);
-    control >= 0 && send(control, message, fd) == 0
+    control >= 0 && send(control, channel.own_user, message, fd) == 0
 }

@@ -147,6 +147,8 @@ pub(crate) struct ControlLink {
     /// What we are on it.
     role: Role,
     peer: Cred,
+    /// Our effective user when it was made: the peer knows us by that.
+    user: u32,
     /// When it was made, or when nobody used it any more.
     since: u64,
     channel: Option<&'static Channel>,
@@ -181,6 +183,7 @@ impl ControlLink {
             fd: -1,
             role: Role::Connector,
             peer: Cred { pid: 0, uid: u32::MAX },
+            user: u32::MAX,
             since: 0,
             channel: None,
             pool: None,

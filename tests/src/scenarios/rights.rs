@@ -239,6 +239,67 @@ pub fn list() -> Vec<Scenario> {
             },
         ),
         pair(
+            "rights/effective-user-for-a-while",
+            "a client of root's connects as another effective user, and is root again: a connection of these goes back to TCP, another stays as it was",
+            |t| {
+                let fds = t.servers(2);
+                fds.iter().for_each(|fd| echo(*fd, 20));
+                t.meet("root");
+                fds.iter().for_each(|fd| echo(*fd, 20));
+                t.still_fast(fds[0]);
+                t.meet("end");
+            },
+            |t| {
+                let own = sys::geteuid();
+                if own == 0 {
+                    sys::set_effective_user(65534).expect("seteuid");
+                }
+                let fds = t.clients(2);
+                fds.iter().for_each(|fd| ask(*fd, 20));
+                if own == 0 {
+                    sys::set_effective_user(own).expect("seteuid");
+                }
+                // (The peer is asked for what it puts into the ring.)
+                let option = sys::setopt(fds[1], libc::SOL_SOCKET, libc::SO_RCVLOWAT, 2);
+                t.log("option", option);
+                t.meet("root");
+                fds.iter().for_each(|fd| ask(*fd, 20));
+                t.went_back(fds[1], "socket-option");
+                t.still_fast(fds[0]);
+                t.meet("end");
+            },
+        ),
+        pair(
+            "rights/another-user-for-good",
+            "a client of root's connects, becomes another user, and gives a connection to cat: exact bytes, soon",
+            |t| {
+                let fds = t.servers(2);
+                t.meet("changed");
+                fds.iter().for_each(|fd| ask(*fd, 20));
+                t.log("shutdown", sys::shutdown(fds[1], libc::SHUT_WR));
+                t.log("end", sys::recv(fds[1], &mut [0; 1], 0));
+                t.meet("end");
+            },
+            |t| {
+                let child = t.child(|t| {
+                    let fds = t.clients(2);
+                    if sys::geteuid() == 0 {
+                        sys::set_user(65534).expect("setuid");
+                    }
+                    let began = sys::now_ns();
+                    let cat = t.exec_on(fds[1], "/bin/cat", &["cat"], true);
+                    sys::close(fds[1]).expect("close");
+                    t.meet("changed");
+                    echo(fds[0], 20);
+                    let cat = sys::wait_child(cat);
+                    let soon = sys::now_ns() - began < 8_000_000_000;
+                    t.meet("end");
+                    format!("{cat:?}, soon: {soon}")
+                });
+                t.log("child", child.join());
+            },
+        ),
+        pair(
             "rights/vfork",
             "a vfork child of a forked child changes its rights: what the process itself has stays as it was",
             |t| {

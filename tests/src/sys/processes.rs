@@ -215,6 +215,23 @@ pub fn set_own_group() -> R {
     call!(libc::setgid(libc::getgid()))
 }
 
+pub fn geteuid() -> libc::uid_t {
+    // SAFETY: geteuid cannot fail.
+    unsafe { libc::geteuid() }
+}
+
+/// Only root may, and becomes root again so.
+pub fn set_effective_user(user: libc::uid_t) -> R {
+    // SAFETY: seteuid(2).
+    call!(libc::seteuid(user))
+}
+
+/// For good: root is nobody special then.
+pub fn set_user(user: libc::uid_t) -> R {
+    // SAFETY: setuid(2).
+    call!(libc::setuid(user))
+}
+
 pub fn unshare(flags: c_int) -> R {
     // SAFETY: unshare(2) takes flags only.
     call!(libc::unshare(flags))

@@ -61,7 +61,8 @@ impl State {
 
     fn try_open_link(&mut self, fd: c_int, role: Role) -> Option<usize> {
         let peer = auth::peer_of(fd)?;
-        let i = self.free_link(peer.uid != sys::geteuid())?;
+        let user = sys::geteuid();
+        let i = self.free_link(peer.uid != user)?;
         if role == Role::Connector {
             // Before its own greeting, and long before the memory comes.
             strangers::take_descriptors(fd);
@@ -78,7 +79,7 @@ impl State {
             return None;
         }
         let hello = Message::Hello(Hello::new(LIB_VERSION, sys::getpid(), role));
-        if control::send(fd, &hello, -1) < 0 {
+        if control::send(fd, user, &hello, -1) < 0 {
             return None;
         }
         let number = possession::number_of(fd, role);
@@ -89,6 +90,7 @@ impl State {
             fd,
             role,
             peer,
+            user,
             number,
             since: sys::now_ns(),
             ..ControlLink::new()
@@ -102,7 +104,7 @@ impl State {
             return Err(Violation::Ended);
         };
         if l.queue.is_empty() {
-            match control::send(l.fd, &message, fd) {
+            match control::send(l.fd, l.user, &message, fd) {
                 0 => return Ok(()),
                 e if e == -(libc::EAGAIN as isize) => {}
                 _ => return Err(Violation::Ended),
@@ -127,7 +129,7 @@ impl State {
     pub(super) fn try_send(&mut self, i: usize, message: Message) -> bool {
         let Some(l) = self.link_mut(i).filter(|l| l.is_read()) else { return false };
         if l.queue.is_empty() {
-            match control::send(l.fd, &message, -1) {
+            match control::send(l.fd, l.user, &message, -1) {
                 0 => return true,
                 e if e != -(libc::EAGAIN as isize) => return false,
                 _ => {}
@@ -155,7 +157,7 @@ impl State {
         let epoll = self.epoll;
         let Some(l) = self.links.get_mut(i) else { return Ok(Vec::new()) };
         while let Some((message, fd)) = l.queue.front() {
-            match control::send(l.fd, message, *fd) {
+            match control::send(l.fd, l.user, message, *fd) {
                 0 => {}
                 e if e == -(libc::EAGAIN as isize) => return Ok(Vec::new()),
                 _ => return Err(Violation::Ended),
@@ -217,7 +219,7 @@ impl State {
         } else {
             debug_log!("link to process {} ended: {why:?}", l.peer.pid);
         }
-        let _ = control::send(l.fd, &Message::Bye, -1);
+        let _ = control::send(l.fd, l.user, &Message::Bye, -1);
         // SAFETY: deleting takes no event.
         let _ = unsafe { sys::epoll_ctl(epoll, libc::EPOLL_CTL_DEL, l.fd, core::ptr::null_mut()) };
         let _ = sys::shutdown(l.fd, libc::SHUT_RDWR);
@@ -373,7 +375,7 @@ impl State {
             Role::Acceptor => 0,
             Role::Connector => 1,
         };
-        let (pid, fd) = (l.peer.pid, l.fd);
+        let (pid, user, fd) = (l.peer.pid, l.user, l.fd);
         let Some(shell) = self.shells.get_mut(i).and_then(|s| s.get_mut(side)) else {
             return Err(MemoryError::NoMemory);
         };
@@ -401,7 +403,10 @@ impl State {
             return Err(MemoryError::NoMemory);
         }
         // SAFETY: as above.
-        unsafe { (&raw mut (*at).peer_pid).write_volatile(pid) };
+        unsafe {
+            (&raw mut (*at).peer_pid).write_volatile(pid);
+            (&raw mut (*at).own_user).write_volatile(user);
+        }
         // SAFETY: valid from here on for ever: zeroed atomics, and the fields just written.
         let c: &'static Channel = unsafe { &*at };
         c.doorbells.iter().chain(&c.own_doorbells).for_each(|d| d.store(-1, Relaxed));

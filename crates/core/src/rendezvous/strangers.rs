@@ -544,7 +544,7 @@ mod tests {
             let on = sys::setsockopt(fds[1], libc::SOL_SOCKET, libc::SO_PASSCRED, &1i32) >= 0;
             take_descriptors(fds[1]);
             let fetched = || {
-                assert_eq!(crate::control::send(fds[0], &place, bell), 0);
+                assert_eq!(crate::control::send(fds[0], sys::geteuid(), &place, bell), 0);
                 let Received::Message(m, fd, _) = fetch(fds[1]) else { return false };
                 fd_table::close_internal(fd);
                 m == place && ERRANDS.iter().all(|e| e.users.load(Acquire) == 0)
@@ -573,9 +573,9 @@ mod tests {
         let place = netacc_proto::rendezvous::Message::Place { place: 7 };
         refuse_descriptors(fds[1]);
         let refused = if can_refuse(fds[1]) { -libc::EPERM as isize } else { 0 };
-        assert_eq!(crate::control::send(fds[0], &place, fds[0]), refused);
+        assert_eq!(crate::control::send(fds[0], sys::geteuid(), &place, fds[0]), refused);
         take_descriptors(fds[1]);
-        assert_eq!(crate::control::send(fds[0], &place, fds[0]), 0);
+        assert_eq!(crate::control::send(fds[0], sys::geteuid(), &place, fds[0]), 0);
         let _ = (sys::close(fds[0]), sys::close(fds[1]));
     }
 }

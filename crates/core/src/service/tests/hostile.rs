@@ -58,12 +58,12 @@ impl Raw {
         self.send_fd(m, -1)
     }
     pub(super) fn send_fd(&self, m: Message, fd: c_int) {
-        assert_eq!(control::send(self.0, &m, fd), 0);
+        assert_eq!(control::send(self.0, sys::geteuid(), &m, fd), 0);
     }
     /// A descriptor that is not due: the kernel refuses it (Linux 6.16), or the receiver ends the
     /// link.
     pub(super) fn send_stray(&self, m: Message, fd: c_int) {
-        match control::send(self.0, &m, fd) {
+        match control::send(self.0, sys::geteuid(), &m, fd) {
             0 => {}
             refused => {
                 assert_eq!(refused, -(libc::EPERM as isize));

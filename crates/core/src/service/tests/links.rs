@@ -103,7 +103,7 @@ fn couriers_bring_what_is_of_use_and_nothing_else() {
         (arena(CHANNEL_BYTES as u64), bell, false),
         (arena(CHANNEL_BYTES as u64 * 2), memory, false),
     ] {
-        assert_eq!(control::send(near, &message, file), 0);
+        assert_eq!(control::send(near, sys::geteuid(), &message, file), 0);
         // Seen as often as one likes, and not taken.
         for _ in 0..2 {
             assert!(matches!(packet::receive(far), Received::Files(seen) if seen == message));

@@ -12,7 +12,7 @@ fn a_forked_child_agrees_on_nothing_over_an_inherited_connection() {
         let (a, c, net) = both();
         let (cs, _, _tcp) = agree(a, c, &net);
         let control = channel_of(cs).control.load(Relaxed);
-        assert!(in_child(|| control::send(control, &by_child, -1) == 0));
+        assert!(in_child(|| control::send(control, sys::geteuid(), &by_child, -1) == 0));
         settle(&[a]);
         assert_eq!(a.state.lock().links[0].phase, Phase::Dead, "case {i}");
     }
