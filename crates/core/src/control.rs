@@ -56,12 +56,16 @@ pub(crate) fn empty_header() -> msghdr {
 /// the link up.
 pub(crate) fn send(control: c_int, user: u32, message: &Message, fd: c_int) -> isize {
     match send_as(control, user, message, fd) {
-        REFUSED if user != sys::geteuid() => send_as(control, sys::geteuid(), message, fd),
+        // (Not mapped in a user namespace that it has gone to.)
+        REFUSED | UNKNOWN if user != sys::geteuid() => {
+            send_as(control, sys::geteuid(), message, fd)
+        }
         sent => sent,
     }
 }
 
 const REFUSED: isize = -(libc::EPERM as isize);
+const UNKNOWN: isize = -(libc::EINVAL as isize);
 
 fn send_as(control: c_int, user: u32, message: &Message, fd: c_int) -> isize {
     let mut bytes = [0u8; MAX_MESSAGE];

@@ -202,10 +202,16 @@ impl Service {
     }
 
     /// Wakes the thread.
-    fn wake(&self) {
-        if !self.woken.swap(true, AcqRel) {
-            let _ = sys::write(self.bell.load(Acquire), &1u64.to_ne_bytes());
+    /// False: it cannot be woken (any more).
+    fn wake(&self) -> bool {
+        if self.woken.swap(true, SeqCst) {
+            return true;
         }
+        let rang = sys::write(self.bell.load(Acquire), &1u64.to_ne_bytes()) > 0;
+        if !rang {
+            self.woken.store(false, SeqCst);
+        }
+        rang
     }
 
     // ---- the thread -----------------------------------------------------------------------------
@@ -693,6 +699,7 @@ fn run(service: *mut c_void) -> *mut c_void {
     service.state.lock().start_again_at = u64::MAX;
     service.not_started.store(Reason::Internal as u32, Relaxed);
     service.running.store(0, Release);
+    service.pulls.start_if_due();
     core::ptr::null_mut()
 }
 

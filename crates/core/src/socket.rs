@@ -343,7 +343,8 @@ impl Socket {
         if !is_there || !self.offered.happens(offered::Event::Taken) {
             return false;
         }
-        if self.is(State::Candidate) {
+        // (Or one that a thread looks at, which finds that it is too late.)
+        if self.may_be_candidate() {
             self.change_reason(&[Reason::Agreed], Reason::NotStarted);
             self.calls.store(0, Relaxed);
             self.lower(flag::NOTED);

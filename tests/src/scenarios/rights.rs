@@ -270,6 +270,39 @@ pub fn list() -> Vec<Scenario> {
             },
         ),
         pair(
+            "rights/effective-user-of-a-server",
+            "a server of root's listens, and is another effective user when a second process connects: its connection is as ever",
+            |t| {
+                let own = sys::geteuid();
+                let listener = t.listener();
+                t.publish(listener);
+                t.accept(listener);
+                if own == 0 {
+                    sys::set_effective_user(65534).expect("seteuid");
+                }
+                t.meet("changed");
+                let second = t.accept(listener);
+                echo(second, 20);
+                t.still_fast(second);
+                t.meet("end");
+                if own == 0 {
+                    sys::set_effective_user(own).expect("seteuid");
+                }
+            },
+            |t| {
+                let addr = t.hear_addr();
+                t.connect(addr);
+                t.meet("changed");
+                let child = t.child(|t| {
+                    let second = t.connect(addr);
+                    ask(second, 20);
+                    t.meet("end");
+                    String::from("asked")
+                });
+                t.log("child", child.join());
+            },
+        ),
+        pair(
             "rights/another-user-for-good",
             "a client of root's connects, becomes another user, and gives a connection to cat: exact bytes, soon",
             |t| {

@@ -2,7 +2,8 @@
 
 use crate::agent::{self, Ending};
 use crate::fd_table::{self, Entry};
-use crate::{adoption, engines, io, process, trace};
+use crate::socket::Socket;
+use crate::{adoption, engines, io, process, sys, trace};
 use netacc_control::stats::Reason;
 
 /// How long the end of a process, or its exec, may be held up by peers that are slow to read what
@@ -101,9 +102,16 @@ pub(super) fn finish(shared: bool, for_good: bool) {
 /// What peers within the host have asked back goes before the FINs.
 fn serve_who_asks() {
     fd_table::for_each(|_, entry| {
-        // (Never waits: another thread may hold the end for ever.)
+        // (Never for long: another thread may hold the end for ever.)
+        let is_free = |s: &Socket| {
+            let free = s.tx_lock.owner() == 0;
+            if !free {
+                sys::sched_yield();
+            }
+            free
+        };
         if let Entry::Socket(s, _) = entry
-            && s.tx_lock.owner() == 0
+            && (0..200).any(|_| is_free(s))
         {
             io::serve_before_fin(s);
         }
@@ -116,7 +124,6 @@ mod tests {
     extern crate std;
     use super::*;
     use crate::path::tests::{A, C, promoted_within_the_host};
-    use crate::sys;
     use std::vec;
 
     #[test]

@@ -50,19 +50,19 @@ impl State {
     }
 
     /// Makes a link of a connected control socket (one of the library's own, which is closed when
-    /// that fails).
-    pub(crate) fn open_link(&mut self, fd: c_int, role: Role) -> Option<usize> {
-        let opened = self.try_open_link(fd, role);
+    /// that fails). `user`: whom its maker was, as its peer sees it (unix(7), SO_PEERCRED): of an
+    /// acceptor at listen(2).
+    pub(crate) fn open_link(&mut self, fd: c_int, role: Role, user: u32) -> Option<usize> {
+        let opened = self.try_open_link(fd, role, user);
         if opened.is_none() {
             strangers::close(fd);
         }
         opened
     }
 
-    fn try_open_link(&mut self, fd: c_int, role: Role) -> Option<usize> {
+    fn try_open_link(&mut self, fd: c_int, role: Role, user: u32) -> Option<usize> {
         let peer = auth::peer_of(fd)?;
-        let user = sys::geteuid();
-        let i = self.free_link(peer.uid != user)?;
+        let i = self.free_link(peer.uid != sys::geteuid())?;
         if role == Role::Connector {
             // Before its own greeting, and long before the memory comes.
             strangers::take_descriptors(fd);

@@ -338,7 +338,7 @@ impl State {
             strangers::close(fd);
             return there;
         }
-        self.open_link(fd, Role::Connector)
+        self.open_link(fd, Role::Connector, sys::geteuid())
     }
 
     /// Advertises that this process accepts on `port`, as the user that it runs as. True: it does
@@ -466,7 +466,7 @@ impl State {
                 a.deaf = true;
                 return false;
             }
-            let advert = a.fd;
+            let (advert, user) = (a.fd, a.uid);
             let fd =
                 numbers::make(|| sys::accept4(advert, libc::SOCK_NONBLOCK | libc::SOCK_CLOEXEC));
             if fd < 0 {
@@ -482,7 +482,7 @@ impl State {
             if self.free_link(false).is_none() {
                 self.evict_idle();
             }
-            self.open_link(fd, Role::Acceptor);
+            self.open_link(fd, Role::Acceptor, user);
         }
         true
     }

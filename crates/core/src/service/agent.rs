@@ -61,11 +61,9 @@ impl Agent for Here {
         SERVICE.accuse(channel);
     }
     fn before_fin(&self, channel: &Channel, slot: usize) {
-        // (Who would send the rest?)
-        if SERVICE.is_running()
-            && SERVICE.pulls.serve_before_fin(|| io::serve_pull_back(channel, slot))
-        {
-            SERVICE.wake();
+        let is_due = SERVICE.pulls.serve_before_fin(|| io::serve_pull_back(channel, slot));
+        if is_due && !(SERVICE.is_running() && SERVICE.wake()) {
+            SERVICE.pulls.give_up();
         }
     }
     fn released(&self, channel: &'static Channel, slot: usize) {

@@ -6,6 +6,7 @@ use crate::lock::Mutex;
 use crate::{signals, sleep, sys, thread};
 use alloc::vec::Vec;
 use core::ffi::c_void;
+use core::mem::take;
 use core::sync::atomic::{AtomicBool, AtomicU32, Ordering::*};
 use libc::pollfd;
 
@@ -62,9 +63,17 @@ impl Pulls {
         is_due
     }
 
+    /// Nobody sends on: the ends of these connections are resets.
+    pub(super) fn give_up(&self) {
+        let held = signals::hold_back();
+        let given_up = self.list.lock_unless_mine().map(|mut list| take(&mut list.under_way));
+        drop(given_up);
+        signals::go_on(held);
+    }
+
     /// Starts the helper that an application's thread wants.
     pub(super) fn start_if_due(&self) {
-        if self.due.load(Relaxed) && self.due.swap(false, SeqCst) {
+        if self.due.load(SeqCst) && self.due.swap(false, SeqCst) {
             self.start();
         }
     }

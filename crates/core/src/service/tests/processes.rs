@@ -50,6 +50,28 @@ fn who_has_given_up_a_privilege_cannot_use_it() {
     let _ = sys::close(bell);
 }
 
+/// An advert of root's is called while its maker is another effective user, who then is root again;
+/// so is who calls.
+#[test]
+fn who_is_another_effective_user_for_a_while_is_no_impostor() {
+    if sys::geteuid() != 0 {
+        return;
+    }
+    // SAFETY: setresuid(2), of this thread alone.
+    let becomes = |user: u32| unsafe { libc::syscall(libc::SYS_setresuid, -1, user, -1) == 0 };
+    let (a, c, net) = both();
+    assert!(becomes(65533));
+    let (cs, as_, _tcp) = agree(a, c, &net);
+    assert!(becomes(0));
+    for channel in [channel_of(cs), channel_of(as_)] {
+        assert!(control::send_pull_back(channel, 0));
+    }
+    settle(&[a, c]);
+    for service in [a, c] {
+        assert_eq!(service.state.lock().links[0].phase, Phase::Open);
+    }
+}
+
 #[test]
 fn a_slot_in_use_stays_whatever_the_peer_writes_in_our_name() {
     let (a, c, net) = both();
