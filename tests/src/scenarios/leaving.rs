@@ -124,6 +124,31 @@ fn leaves_with_little_room(t: &Ctx, room: i32, until: &str) {
     t.log("end", sys::recv(fd, &mut [0; 1], 0));
 }
 
+/// A server whose connection a program without the library gets, `stays` to its end or only counts
+/// what comes, while the client stands still.
+fn to_a_program_while_stopped(t: &Ctx, stays: bool) {
+    let fd = t.server();
+    let peer: i32 = t.hear().parse().expect("a pid");
+    await_bytes(fd, UNREAD);
+    t.tell("stop");
+    while !sys::is_stopped(peer) {
+        sys::sleep_ms(1);
+    }
+    let goes_on = std::thread::spawn(move || {
+        sys::sleep_ms(150);
+        sys::kill(peer, libc::SIGCONT)
+    });
+    // (What is said to a peer that has closed is lost.)
+    let counts = format!("test $(wc -c) -eq {}", UNREAD + 512);
+    let pid = match stays {
+        true => t.exec_on(fd, "/bin/cat", &["cat"], true),
+        false => t.exec_on(fd, "/bin/sh", &["sh", "-c", &counts], true),
+    };
+    t.log("continue", goes_on.join().expect("thread"));
+    t.log("close", sys::close(fd));
+    t.log("has read all", sys::wait_child(pid));
+}
+
 /// A client that sends, stands still, and sends more.
 fn sends_behind_a_stop(t: &Ctx) -> Fd {
     let fd = t.client();
@@ -234,37 +259,22 @@ pub fn list() -> Vec<Scenario> {
         .demoted(),
         pair(
             "leaving/exec-while-the-peer-is-stopped",
-            "a program without the library gets a connection whose peer stands still for a moment, with bytes unread, then sends and shuts down, closes or ends: it has all of it, then the end",
-            |t| {
-                for stays in [true, false, false] {
-                    let fd = t.server();
-                    let peer: i32 = t.hear().parse().expect("a pid");
-                    await_bytes(fd, UNREAD);
-                    t.tell("stop");
-                    while !sys::is_stopped(peer) {
-                        sys::sleep_ms(1);
-                    }
-                    let goes_on = std::thread::spawn(move || {
-                        sys::sleep_ms(150);
-                        sys::kill(peer, libc::SIGCONT)
-                    });
-                    // (What is said to a peer that has closed is lost.)
-                    let counts = format!("test $(wc -c) -eq {}", UNREAD + 512);
-                    let pid = match stays {
-                        true => t.exec_on(fd, "/bin/cat", &["cat"], true),
-                        false => t.exec_on(fd, "/bin/sh", &["sh", "-c", &counts], true),
-                    };
-                    t.log("continue", goes_on.join().expect("thread"));
-                    t.log("close", sys::close(fd));
-                    t.log("has read all", sys::wait_child(pid));
-                }
-            },
+            "a program without the library gets a connection whose peer stands still for a moment, with bytes unread, then sends and shuts down or closes: it has all of it, then the end",
+            |t| [true, false].into_iter().for_each(|stays| to_a_program_while_stopped(t, stays)),
             |t| {
                 let fd = sends_behind_a_stop(t);
                 t.log("shutdown", sys::shutdown(fd, SHUT_WR));
                 t.drain(fd, 9, UNREAD + 512);
                 t.log("end", sys::recv(fd, &mut [0; 1], 0));
                 t.log("close", sys::close(sends_behind_a_stop(t)));
+            },
+        )
+        .demoted(),
+        pair(
+            "leaving/exec-while-the-peer-ends",
+            "the same where the peer ends then, without closing it",
+            |t| to_a_program_while_stopped(t, false),
+            |t| {
                 let child = t.child(|t| {
                     sends_behind_a_stop(t);
                     sys::exit_now(0)
