@@ -89,7 +89,8 @@ pub(crate) trait Agent: Sync {
     fn left(&self, _channel: &Channel) {}
     /// The peer of `channel` has broken the rules on a connection.
     fn accuse(&self, _channel: &Channel) {}
-    /// A close or a shutdown comes, and the peer has frozen: what it wants back goes first.
+    /// A close, a shutdown or the end of the process comes, and the peer has frozen: what it wants
+    /// back goes first.
     fn before_fin(&self, _channel: &Channel, _slot: usize) {}
     /// Our end of a slot is no longer used. The caller has said its last word on the slot, and the
     /// socket names the channel no more. (In a forked child, for an inherited socket: the mark

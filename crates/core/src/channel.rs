@@ -200,7 +200,7 @@ pub(crate) struct Channel {
     pub(crate) control: AtomicI32,
     /// As seen by us through SO_PEERCRED.
     pub(crate) peer_pid: u32,
-    /// Our effective user when the link was made.
+    /// Our effective user, as the peer was told it when the link was made.
     pub(crate) own_user: u32,
     /// The peer's doorbells (eventfds) by its place number, `-1` where not known yet.
     pub(crate) doorbells: [AtomicI32; PLACES],

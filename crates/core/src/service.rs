@@ -201,8 +201,7 @@ impl Service {
         false
     }
 
-    /// Wakes the thread.
-    /// False: it cannot be woken (any more).
+    /// Wakes the thread. False: it cannot be woken (any more).
     fn wake(&self) -> bool {
         if self.woken.swap(true, SeqCst) {
             return true;

@@ -20,7 +20,7 @@ pub(crate) fn serve_before_fin(s: &'static Socket) {
     }
 }
 
-/// The peer has frozen, and nothing else of this end has to be done by another process.
+/// The peer has frozen. (What this process has inherited its maker serves.)
 pub(super) fn is_asked_back(s: &Socket) -> bool {
     let Some(channel) = s.channel().filter(|c| c.far.is_shared() && !s.is_inherited()) else {
         return false;

@@ -63,19 +63,26 @@ impl Pulls {
         is_due
     }
 
-    /// Nobody sends on: the ends of these connections are resets.
+    /// The helper that is due cannot be had: the ends of these connections are resets.
     pub(super) fn give_up(&self) {
         let held = signals::hold_back();
-        let given_up = self.list.lock_unless_mine().map(|mut list| take(&mut list.under_way));
-        drop(given_up);
+        if self.takes_due() {
+            let given_up = self.list.lock_unless_mine().map(|mut list| take(&mut list.under_way));
+            drop(given_up);
+        }
         signals::go_on(held);
     }
 
     /// Starts the helper that an application's thread wants.
     pub(super) fn start_if_due(&self) {
-        if self.due.load(SeqCst) && self.due.swap(false, SeqCst) {
+        if self.takes_due() {
             self.start();
         }
+    }
+
+    /// One alone sees to what is due.
+    fn takes_due(&self) -> bool {
+        self.due.load(SeqCst) && self.due.swap(false, SeqCst)
     }
 
     /// Whether it is the first, and nobody sends on. (Without the lock while it serves: that takes
@@ -176,4 +183,51 @@ fn run(pulls: *mut c_void) -> *mut c_void {
     sys::name_thread(b"netacc-pull\0");
     pulls.send_on();
     core::ptr::null_mut()
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used, clippy::indexing_slicing, reason = "tests may fail loudly")]
+mod tests {
+    extern crate std;
+    use super::*;
+    use crate::io;
+    use crate::path::tests::{A, C, End, promoted_within_the_host};
+
+    /// Both buffers are small, and the peer has frozen with more than they take.
+    fn asked_for_more_than_there_is_room_for() -> [End; 2] {
+        let mut ends = promoted_within_the_host();
+        for (end, room) in [(A, libc::SO_RCVBUF), (C, libc::SO_SNDBUF)] {
+            assert!(sys::setsockopt(ends[end].fd, libc::SOL_SOCKET, room, &4096i32) >= 0);
+        }
+        io::freeze_of(ends[A].socket);
+        ends[C].send(C, 30_000);
+        ends
+    }
+
+    #[test]
+    fn what_is_due_is_given_up_or_sent_and_never_both() {
+        for gives_up in [true, false] {
+            let mut ends = asked_for_more_than_there_is_room_for();
+            let s = ends[C].socket;
+            let (channel, slot) = (s.channel().unwrap(), s.slot.load(Relaxed) as usize);
+            let pulls = Pulls::new(false);
+            assert!(pulls.serve_before_fin(|| io::serve_pull_back(channel, slot)));
+            assert_eq!(s.waiters.load(SeqCst), 1, "a close leaves the carrier to it");
+            std::thread::scope(|scope| {
+                if gives_up {
+                    pulls.give_up();
+                } else {
+                    let reader = scope.spawn(|| ends[A].receive_all(A, 30_000));
+                    pulls.start_if_due();
+                    reader.join().unwrap();
+                }
+            });
+            assert_eq!(s.waiters.load(SeqCst), 0);
+            // Nothing is due: neither waits for anything, nor finds anything.
+            pulls.start_if_due();
+            pulls.give_up();
+            pulls.finish(u64::MAX);
+            ends.iter_mut().for_each(End::close);
+        }
+    }
 }
