@@ -221,7 +221,7 @@ reasons! {
         "None needed; a shorter connection would gain nothing.";
     NoRecord "no-record" "The process has more connections, or higher descriptor numbers, than the library follows.",
         "None needed; the connection is correct, at TCP's speed.";
-    ChannelFailed "channel-failed" "The channel to the peer failed or the peer process died.",
+    ChannelFailed "channel-failed" "The link to the peer's library ended before the connection did.",
         "See the log of both processes.";
     SharedByThreads "shared-by-threads" "Several waiting places use the socket in a way that the fast path does not carry.",
         "None needed; the connection is correct, at TCP's speed.";
