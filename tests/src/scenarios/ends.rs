@@ -98,6 +98,19 @@ pub(super) fn dying_servers(t: &Ctx, count: usize, work: fn(&Ctx, &[Fd])) {
     t.meet("over");
 }
 
+/// The client of [`dying_servers`], with what it does behind each of these ends.
+fn survives_each_death(t: &Ctx, then: impl Fn(Fd)) {
+    for _ in DEATHS {
+        let addr = t.hear_addr();
+        let fd = t.connect(addr);
+        t.wait("ready");
+        t.tell("end");
+        t.wait("ended");
+        then(fd);
+    }
+    t.meet("over");
+}
+
 /// Calls `send` until it fails; the error, and whether that came within `limit` calls.
 pub(super) fn until_it_fails(
     limit: usize,
@@ -332,42 +345,16 @@ pub fn list() -> Vec<Scenario> {
             },
         ),
         pair(
-            "ends/reason-of-a-death",
-            "a peer was killed, ended by a signal's default action, or by _exit, with nothing unread: the connection was accelerated to its end",
-            |t| dying_servers(t, 1, |_, _| {}),
-            |t| {
-                for _ in DEATHS {
-                    let addr = t.hear_addr();
-                    let fd = t.connect(addr);
-                    t.wait("ready");
-                    t.tell("end");
-                    t.wait("ended");
-                    t.log("end", sys::recv(fd, &mut [0; 8], 0));
-                    t.is_back(fd);
-                    t.expect_reason(fd, &[("shm", "none"), ("early", "none")]);
-                    t.log("close", sys::close(fd));
-                }
-                t.meet("over");
-            },
-        )
-        .skip(RESETS),
-        pair(
             "ends/send-behind-a-death",
             "the same of a peer that was killed, ended by a signal's default action, or by _exit",
             |t| dying_servers(t, 1, |_, _| {}),
             |t| {
-                for _ in DEATHS {
-                    let addr = t.hear_addr();
-                    let fd = t.connect(addr);
-                    t.wait("ready");
-                    t.tell("end");
-                    t.wait("ended");
+                survives_each_death(t, |fd| {
                     t.log("heard", sys::await_events(fd, POLLRDHUP, 20_000) != 0);
                     let (e, soon) =
                         until_it_fails(1000, 1, || sys::send(fd, &[1; 64], MSG_NOSIGNAL));
                     t.log("fails", (matches!(e, E(libc::EPIPE | libc::ECONNRESET)), soon));
-                }
-                t.meet("over");
+                })
             },
         ),
         pair(
@@ -517,12 +504,7 @@ pub fn list() -> Vec<Scenario> {
             "a client that only sends, to a peer that was killed, ended by a signal's default action, or by _exit: it fails soon",
             |t| dying_servers(t, 1, |_, _| {}),
             |t| {
-                for _ in DEATHS {
-                    let addr = t.hear_addr();
-                    let fd = t.connect(addr);
-                    t.wait("ready");
-                    t.tell("end");
-                    t.wait("ended");
+                survives_each_death(t, |fd| {
                     // (A send a millisecond: who looks after the peer's end may need a moment. What
                     // is sent in that moment counts as unread by the dead: docs/manual/limits.md,
                     // "Death with unread bytes".)
@@ -530,10 +512,22 @@ pub fn list() -> Vec<Scenario> {
                         until_it_fails(1000, 1, || sys::send(fd, &[1; 64], MSG_NOSIGNAL));
                     let gone = matches!(e, E(libc::EPIPE | libc::ECONNRESET));
                     t.log("send", (gone, soon));
-                }
-                t.meet("over");
+                })
             },
         ),
+        pair(
+            "ends/reason-of-a-death",
+            "the same with nothing unread: the connection was accelerated to its end, as netacc_ss says",
+            |t| dying_servers(t, 1, |_, _| {}),
+            |t| {
+                survives_each_death(t, |fd| {
+                    t.log("end", sys::recv(fd, &mut [0; 8], 0));
+                    t.expect_reason(fd, &[("shm", "none"), ("early", "none")]);
+                    t.log("close", sys::close(fd));
+                })
+            },
+        )
+        .skip(RESETS),
         pair(
             "ends/exit-with-unread-data",
             "a process that ends by _exit, in a signal handler, with bytes unread: ECONNRESET, as after a close",
