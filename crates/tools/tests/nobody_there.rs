@@ -57,6 +57,8 @@ fn without_proc_nobody_is_seen_and_that_is_said() {
         "ss -w 1 -n 1",
         "ss -s sock",
         "ss 1",
+        "ss -c",
+        "ss -c --json",
         "top",
         "metrics",
         "metrics --listen 127.0.0.1:0",

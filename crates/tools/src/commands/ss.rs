@@ -30,11 +30,12 @@ pub fn alone() -> c_int {
 
 /// The same, the command line read.
 pub fn main(matches: &ArgMatches) -> c_int {
-    if matches.get_flag("clear") {
-        return clear(matches.get_flag("json"));
-    }
+    // (Before anything is cleared: unseen, a process counts as one that has ended.)
     if let Err(status) = sees_processes(TOOL) {
         return status;
+    }
+    if matches.get_flag("clear") {
+        return clear(matches.get_flag("json"));
     }
     let words = |id| matches.get_many::<String>(id).into_iter().flatten().cloned();
     let words: Vec<String> = words("option-pid").chain(words("pid")).collect();

@@ -194,6 +194,7 @@ fn memory(pid: u32) -> Option<String> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use netacc_control::stats::RECORD_BYTES;
 
     fn of(hears: bool) -> Of {
         let log = String::from("/tmp/netacc-17.log");
@@ -203,27 +204,12 @@ mod tests {
     }
 
     fn connection(peer_pid: u32) -> Connection {
+        let none = Connection::read_closed(&[0; RECORD_BYTES]);
         Connection {
-            fd: 1,
-            tx_path: 0,
-            rx_path: 0,
-            reason: 0,
             peer_pid,
             local: Some(SocketAddr::from(([10, 0, 0, 1], 5000))),
             peer: Some(SocketAddr::from(([10, 0, 0, 2], 80))),
-            tx_bytes: [0; 4],
-            rx_bytes: [0; 4],
-            is_uncounted: false,
-            rule: 0,
-            tx_messages: 0,
-            rx_messages: 0,
-            ring_bytes: [0; 2],
-            ring_used: [0; 2],
-            promotions: 0,
-            demotions: 0,
-            opened_unix_ns: 0,
-            rings: None,
-            ring_start: [0; 2],
+            ..none
         }
     }
 

@@ -199,6 +199,7 @@ pub fn of_server(server: &Process, from: IpAddr, to: SocketAddr, findings: &mut 
 mod tests {
     use super::*;
     use netacc_control::config::{Config, NO_USERS};
+    use netacc_control::stats::RECORD_BYTES;
 
     fn rules(text: &str) -> Vec<Rule> {
         Config::resolve(Some(("f", text)), &|_| None, &[], NO_USERS).unwrap().0.rules
@@ -267,26 +268,10 @@ mod tests {
     #[test]
     fn who_accepted_shows_by_the_port_that_listens() {
         let connection = |local: u16, peer: u16| Connection {
-            fd: 1,
-            tx_path: 0,
-            rx_path: 0,
             reason: Reason::Rule as u32,
-            peer_pid: 0,
             local: Some(SocketAddr::from(([127, 0, 0, 1], local))),
             peer: Some(SocketAddr::from(([127, 0, 0, 1], peer))),
-            tx_bytes: [0; 4],
-            rx_bytes: [0; 4],
-            is_uncounted: false,
-            rule: 0,
-            tx_messages: 0,
-            rx_messages: 0,
-            ring_bytes: [0; 2],
-            ring_used: [0; 2],
-            promotions: 0,
-            demotions: 0,
-            opened_unix_ns: 0,
-            rings: None,
-            ring_start: [0; 2],
+            ..Connection::read_closed(&[0; RECORD_BYTES])
         };
         let of = |local, peer| subject(&connection(local, peer), &[80], 0).unwrap();
         assert_eq!((of(80, 5000).direction, of(80, 5000).port), (Direction::In, 80));

@@ -4,7 +4,7 @@ use super::story::Story;
 use crate::latencies::{Latencies, Places, duration};
 use crate::processes::{Found, Looks};
 use crate::rates::Change;
-use crate::segment::Process;
+use crate::segment::{self, Process};
 use crate::show::{
     accelerated_total, address, age, connections_total, one_line, reason_name, share, size,
     uncounted, version, way,
@@ -112,6 +112,8 @@ pub(super) struct App {
     now: Option<Look>,
     /// The process whose connections are shown.
     pub(super) pid: Option<u32>,
+    /// When it was started, once that is known: another one may have its number later.
+    started: Option<u64>,
     /// The one of them whose trace is shown.
     pub(super) story: Option<Story>,
     /// The row that the user is at.
@@ -144,6 +146,7 @@ impl App {
             before: None,
             now: None,
             pid,
+            started: None,
             story: None,
             row: 0,
             at: None,
@@ -166,6 +169,7 @@ impl App {
             Some(pid) => self.looks.of(pid),
             None => self.looks.all(),
         };
+        self.leave_out_another(&mut found);
         if let Some(shown) = found.iter_mut().find(|found| Some(found.pid) == self.pid)
             && let Ok(process) = &mut shown.process
         {
@@ -178,6 +182,16 @@ impl App {
         }
         self.answers = answers;
         self.look_closer();
+    }
+
+    /// Not the process that has got the number of the one that is shown.
+    fn leave_out_another(&mut self, found: &mut Vec<Found>) {
+        let Some(pid) = self.pid else { return };
+        let now = segment::started(pid);
+        self.started = self.started.or(now);
+        if self.started != now {
+            found.retain(|found| found.pid != pid);
+        }
     }
 
     /// Who comes from one process's connections and enters another's before the next look finds
@@ -236,13 +250,13 @@ impl App {
             Key::Quit => return true,
             Key::Back if self.pid.is_none() => return true,
             Key::Back => {
-                (self.pid, self.at) = (None, None);
+                (self.pid, self.started, self.at) = (None, None, None);
                 self.row = self.row_outside;
             }
             Key::Enter if self.pid.is_none() => {
                 if let Some(pid) = self.rows().get(self.row).map(|row| row.identity.0) {
                     self.row_outside = self.row;
-                    (self.pid, self.at) = (Some(pid), None);
+                    (self.pid, self.started, self.at) = (Some(pid), None, None);
                     self.row = 0;
                     self.look_where_none_was_read();
                 }
@@ -453,4 +467,24 @@ fn connection_cells(
         answer_p99.map_or_else(|| String::from("-"), duration),
         if opened.is_zero() { String::from("-") } else { age(now.saturating_sub(opened)) },
     ]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::segment::SegmentError;
+
+    #[test]
+    fn another_process_that_has_its_number_is_not_shown() {
+        let own = std::process::id();
+        let mut app = App::new(Some(own));
+        let mut is_shown = |started: Option<u64>| {
+            app.started = started.or(app.started);
+            let mut found = vec![Found { pid: own, process: Err(SegmentError::NoSegment) }];
+            app.leave_out_another(&mut found);
+            !found.is_empty()
+        };
+        assert!(is_shown(None) && is_shown(None));
+        assert!(!is_shown(Some(1)), "another time");
+    }
 }
