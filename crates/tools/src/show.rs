@@ -774,3 +774,9 @@ pub(crate) fn printable(text: &str) -> String {
 pub(crate) fn one_line(text: &str) -> String {
     printable(text).replace('\n', "?")
 }
+
+/// A word of a command that somebody may paste: to a shell it is nothing but that word.
+pub(crate) fn shell_word(text: &str) -> String {
+    let line = one_line(text);
+    shlex::try_quote(&line).map_or_else(|_| String::from("?"), Into::into)
+}

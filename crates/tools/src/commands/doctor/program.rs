@@ -5,6 +5,7 @@ use super::{host, look, rdma, rules};
 use crate::command::{self, Broken, Named, NoStart, Obstacle, Verdict};
 use crate::elf::{Elf, Target};
 use crate::launch::{self, Environment};
+use crate::show::shell_word;
 use crate::{library, raw};
 use netacc_control::config::Program;
 use std::ffi::{OsStr, OsString};
@@ -185,7 +186,7 @@ pub fn obstacle(
 }
 
 fn remedy(verdict: &Verdict) -> String {
-    let file = verdict.program.display();
+    let file = shell_word(&verdict.program.to_string_lossy());
     match &verdict.obstacle {
         Obstacle::Static => format!(
             "link it dynamically: build it without -static, or install a package that is linked \

@@ -4,7 +4,7 @@
 use super::look;
 use super::rules;
 use crate::segment::Process;
-use crate::show::one_line;
+use crate::show::shell_word;
 use netacc_control::config::{
     DEFAULT_FILE, Key, SYSLOG, TakesEffect, file_of, parse_rendered, write_log_path,
 };
@@ -42,7 +42,7 @@ impl Of {
         let _ = write_log_path(&mut log, &path, process.header.pid, user);
         let hears = process.header.requests.is_some();
         let rule = rules::correct_of(process);
-        Of { pid, config, hears, log: one_line(&log), memory: memory(pid), rule }
+        Of { pid, config, hears, log, memory: memory(pid), rule }
     }
 
     /// What mends a reason; `one`: an open connection that has it.
@@ -64,7 +64,8 @@ impl Of {
             Counter::RdmaPairsLost => format!("rdma link; rdma statistic; {}", self.read_log()),
             Counter::LogLinesDropped => {
                 let folder = self.log.rsplit_once('/').map_or("/tmp", |(folder, _)| folder);
-                format!("df -h {folder}/; ls -l {}", self.log)
+                let folder = shell_word(&format!("{folder}/"));
+                format!("df -h {folder}; ls -l {}", shell_word(&self.log))
             }
             _ => format!("netacc_ss -p {pid} -s cnt --wide"),
         };
@@ -92,8 +93,8 @@ impl Of {
             Reason::UtcpNoPrivilege | Reason::UtcpNoSupport => self.read_log(),
             Reason::RdmaLost => format!("rdma link; {}", self.read_log()),
             Reason::NoMemory => {
-                let group = self.memory.as_deref().unwrap_or_default();
-                format!("cat /proc/{pid}/limits {group}").trim_end().to_owned()
+                let group = self.memory.as_deref().map(|file| format!(" {}", shell_word(file)));
+                format!("cat /proc/{pid}/limits{}", group.unwrap_or_default())
             }
             Reason::NoDescriptor => format!("prlimit --pid {pid} --nofile=65536"),
             Reason::MemlockLimit => format!("prlimit --pid {pid} --memlock=unlimited"),
@@ -104,7 +105,9 @@ impl Of {
             Reason::PathsExcludeIt => self.set(Key::Paths, "shm,rdma"),
             Reason::IoUring => self.set(Key::IoUring, "0"),
             Reason::Rule => format!("{}; {}", self.show(reason), self.rule),
-            Reason::ConfigUnreadable => format!("ls -l {}; {}", one_line(config), self.read_log()),
+            Reason::ConfigUnreadable => {
+                format!("ls -l {}; {}", shell_word(config), self.read_log())
+            }
             Reason::RdmaCoreMissing => String::from("apt install ibverbs-providers librdmacm1"),
             Reason::NoRdmaDevice => String::from("rdma link; ibv_devinfo"),
             Reason::NotInReach => route(local, peer).unwrap_or_else(|| self.show(reason)),
@@ -127,7 +130,7 @@ impl Of {
         match self.log.as_str() {
             "" => format!("netacc cfg get NACC_LOG_PATH -p {}", self.pid),
             SYSLOG => format!("journalctl _PID={}", self.pid),
-            log => format!("tail -n 50 {log}"),
+            log => format!("tail -n 50 {}", shell_word(log)),
         }
     }
 
@@ -259,6 +262,21 @@ mod tests {
     #[test]
     fn every_counter_has_a_command() {
         Counter::ALL.iter().for_each(|counter| has_a_command(&of(true).counter(*counter)));
+    }
+
+    /// What a process says of itself may be meant for whoever runs the command.
+    #[test]
+    fn a_file_of_a_process_is_one_word_of_a_command() {
+        let file = "/tmp/a b;$(rm -r c)'d";
+        let of = Of { log: file.into(), memory: Some(file.into()), ..of(true) };
+        for (remedy, words) in [
+            (of.reason(Reason::Internal, None), &["tail", "-n", "50", file][..]),
+            (of.reason(Reason::NoMemory, None), &["cat", "/proc/17/limits", file]),
+            (of.counter(Counter::LogLinesDropped), &["df", "-h", "/tmp/;", "ls", "-l", file]),
+        ] {
+            let command = remedy.split(RUN).nth(1).unwrap();
+            assert_eq!(shlex::split(command).unwrap(), words, "{command}");
+        }
     }
 
     #[test]

@@ -6,7 +6,7 @@ use super::finding::Findings;
 use super::look::Status;
 use super::remedies::RUN;
 use crate::segment::Process;
-use crate::show::one_line;
+use crate::show::shell_word;
 use netacc_control::config::{
     DEFAULT_FILE, Direction, Paths, Program, Rule, Subject, file_of, rendered_rules,
 };
@@ -16,7 +16,7 @@ use std::path::Path;
 
 /// What mends a rule of what is started here. `file`: where its configuration is.
 fn correct(file: &Path) -> String {
-    format!("if that was not meant: sudoedit {}", one_line(&file.to_string_lossy()))
+    format!("if that was not meant: sudoedit {}", shell_word(&file.to_string_lossy()))
 }
 
 /// What mends a rule of a process: it takes its rules again, unless it takes no requests.
@@ -36,13 +36,13 @@ fn file_of_process(process: &Process) -> &str {
 
 /// What lets its library read that.
 fn let_read(process: &Process) -> String {
-    let file = one_line(file_of_process(process));
+    let file = shell_word(file_of_process(process));
     format!("{} {RUN}ls -l {file}", Reason::ConfigUnreadable.remedy())
 }
 
 /// Where all of its rules are.
 fn whole(process: &Process) -> String {
-    format!("look at the file: cat {}", one_line(file_of_process(process)))
+    format!("look at the file: cat {}", shell_word(file_of_process(process)))
 }
 
 /// What a rule does, in words.
