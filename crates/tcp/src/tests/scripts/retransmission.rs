@@ -53,6 +53,23 @@ fn a_time_stamp_measures_what_was_sent_twice() {
     assert_eq!(script.connection.figures().srtt, Some(95_000_000), "60 ms");
 }
 
+/// The peer had both segments; what it said then was lost. The next is an answer to the first one,
+/// sent again, whose stamp it does not take (RFC 7323, 5.3: out of the window). The echo is of a
+/// time before the loss.
+#[test]
+fn what_answers_a_duplicate_measures_no_round_trip() {
+    let mut script = Script::stamped(500, |_| {});
+    script.written(2000);
+    script.sent();
+    let timeout = script.next_timer().unwrap();
+    script.at(timeout).timer();
+    script.sent();
+    script.at(2000);
+    script.takes(stamped(ack(2000, &[(0, 1000)]), 1, 500), 0);
+    let figures = script.connection.figures();
+    assert_eq!((figures.srtt, figures.outstanding), (Some(100_000_000), 0));
+}
+
 /// RFC 8985, 6.2: a quarter of a round trip for reordering, as long as it is not certain.
 #[test]
 fn a_gap_is_mended_after_a_quarter_of_a_round_trip() {
