@@ -6,7 +6,7 @@
 
 use crate::channel::Side;
 use crate::fd_table::{self, Entry};
-use crate::outcome::{PASS, RESTART, Ret};
+use crate::outcome::{ANEW, PASS, RESTART, Ret};
 use crate::signals::Section;
 /// A call that has begun on the fast way has this result when it did nothing: `dispatch` does it.
 use crate::sleep::NOT_BEGUN;
@@ -229,28 +229,42 @@ fn dispatch(
             candidate(Named { s, g, fd }, side, flags, &kernel)
         };
         let nested = signals::leave(section);
-        if let Some(r) = r
-            && (r > sleep::NOT_BEGUN || !goes_on(s, g, r, nested))
-        {
-            return r;
+        match r {
+            Some(r) if r > sleep::NOT_BEGUN => return r,
+            Some(r) => {
+                if let Some(r) = ends_with(s, g, r, nested) {
+                    return r;
+                }
+            }
+            None => {}
         }
     }
 }
 
-/// Whether a call with the result `r` begins anew. It does where the connection has become a
-/// candidate again (between hosts), and where a handler has run after which the kernel restarts a
-/// call. A call inside of another one (`nested`) returns first, so that the outer one can end.
-/// Where threads may be cancelled, the hook decides.
+/// Whether [`dispatch`] sees to a call that came to `r`.
 #[cold]
 #[inline(never)]
 fn goes_on(s: &Socket, g: u16, r: Ret, nested: bool) -> bool {
-    match r {
-        PASS => s.is(State::Candidate) && s.generation16() == g,
-        _ => {
-            !nested
-                && (r == sleep::NOT_BEGUN || (r == RESTART && !process::threads_are_cancelled()))
-        }
-    }
+    r == ANEW || ends_with(s, g, r, nested).is_none()
+}
+
+/// What a call that came to `r` ends with. `None`: it begins anew. It does where the connection has
+/// become a candidate again (between hosts), whoever looks at that at this moment, and where a
+/// handler has run after which the kernel restarts a call. A call inside of another one (`nested`)
+/// returns first, so that the outer one can end. Where threads may be cancelled, the hook decides.
+#[cold]
+#[inline(never)]
+fn ends_with(s: &Socket, g: u16, r: Ret, nested: bool) -> Option<Ret> {
+    let again = match r {
+        ANEW | PASS if s.generation16() != g => false,
+        ANEW if s.is(State::Attached) => s.channel().is_some(),
+        ANEW | PASS => matches!(s.state.now(), State::Candidate | State::Changing),
+        _ if nested => false,
+        RESTART => !process::threads_are_cancelled(),
+        _ => r == sleep::NOT_BEGUN,
+    };
+    // (Otherwise it is the kernel's, or over, of which the kernel tells.)
+    (!again).then_some(if r == ANEW { PASS } else { r })
 }
 
 #[inline(always)]
@@ -279,6 +293,22 @@ unsafe fn recv_any(fd: c_int, buf: *mut u8, len: usize, flags: c_int) -> Ret {
         sleep::recvfrom(fd, buf, len, flags | more, core::ptr::null_mut(), core::ptr::null_mut())
     };
     dispatch(fd, Side::Receive, flags, ring, kernel)
+}
+
+/// A receive, and what another thread does when it has looked which path it goes.
+#[cfg(test)]
+pub(crate) fn receive_behind(fd: c_int, to: &mut [u8], other: impl Fn()) -> Ret {
+    let part = sys::iov(to.as_mut_ptr(), to.len());
+    let ring = |s, g| {
+        other();
+        // SAFETY: a buffer of the test's.
+        unsafe { recv_one(s, g, fd, part, libc::MSG_DONTWAIT) }
+    };
+    let (at, n, none) = (part.iov_base.cast(), part.iov_len, core::ptr::null_mut());
+    // SAFETY: as above.
+    let kernel =
+        |more| unsafe { sleep::recvfrom(fd, at, n, libc::MSG_DONTWAIT | more, none, none.cast()) };
+    dispatch(fd, Side::Receive, libc::MSG_DONTWAIT, ring, kernel)
 }
 
 /// The buffers of a vector call. `Err`: the call's result; [`PASS`] where nothing is asked, or what

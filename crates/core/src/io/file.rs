@@ -12,8 +12,8 @@ use super::waits::{Patience, block, interrupted, never_waits, renew};
 use super::{EAGAIN, EFAULT, dispatch, send};
 use crate::channel::Side;
 use crate::heap::{PART_FEW, Part};
-use crate::outcome::{PASS, Ret};
-use crate::socket::{Named, Socket, State, harmless};
+use crate::outcome::{ANEW, PASS, Ret};
+use crate::socket::{Named, Socket, harmless};
 use crate::wait::Woke;
 use crate::{sleep, sys, user, wait};
 use core::ffi::c_int;
@@ -62,7 +62,7 @@ unsafe fn sendfile_attached(on: Named, input: c_int, offset: *mut i64, count: us
         }
         // SAFETY: `n` bytes of `part`.
         let mut r = unsafe { send_one(on.s, on.g, on.fd, sys::iov(part.as_ptr(), n as usize), 0) };
-        if r == PASS {
+        if r == PASS || r == ANEW {
             // SAFETY: as above.
             r = unsafe { send(on.fd, part.as_ptr(), n as usize, 0) };
         }
@@ -169,10 +169,6 @@ fn splice_from(on: Named, out: c_int, len: usize, flags: u32) -> Ret {
         let how = if moved > 0 { libc::MSG_DONTWAIT } else { 0 };
         // SAFETY: within `part`.
         let n = unsafe { recv_one(on.s, on.g, on.fd, sys::iov(part.as_mut_ptr(), want), how) };
-        if moved == 0 && n == PASS && !on.s.is(State::Candidate) {
-            let none = core::ptr::null_mut();
-            return sleep::splice(on.fd, none, out, none, len, flags);
-        }
         if n <= 0 {
             return if moved > 0 { moved as Ret } else { n };
         }
@@ -301,7 +297,7 @@ fn in_carrier(on: Named, source: c_int, nonblocking: bool, call: impl Fn(c_int) 
             let mut h = match hold_tx(s, g) {
                 Ok(h) => h,
                 Err(NotHeld::Reentrant) => return EAGAIN,
-                Err(NotHeld::Changed) => return PASS,
+                Err(NotHeld::Changed) => return ANEW,
             };
             // (Under the lock a close gives it away no more.)
             let asked = fd;

@@ -11,7 +11,7 @@ use super::take::{get, ready, received_fast, rx_for_ring, scatter};
 use super::waits::{Patience, never_waits};
 use super::{EAGAIN, EFAULT};
 use crate::channel::Side;
-use crate::outcome::{PASS, Ret};
+use crate::outcome::{ANEW, PASS, Ret};
 use crate::socket::{Named, Socket, State, flag};
 use crate::{sleep, sys};
 use core::ffi::c_int;
@@ -115,7 +115,7 @@ unsafe fn recv_otherwise(on: Named, iov: &[iovec], total: usize, flags: c_int) -
     let held = match hold_rx(s, g) {
         Ok(h) => h,
         Err(NotHeld::Reentrant) => return EAGAIN,
-        Err(NotHeld::Changed) => return PASS,
+        Err(NotHeld::Changed) => return ANEW,
     };
     if total == 0 {
         return recv_nothing(s, g, fd, flags, held);
@@ -158,7 +158,7 @@ pub(super) unsafe fn recv_inherited(on: Named, iov: &[iovec], total: usize, flag
             Ok(h) => unsafe {
                 Receiving { s, g, fd, iov, total, flags: flags | libc::MSG_DONTWAIT }.run(h)
             },
-            Err(NotHeld::Changed) => return PASS,
+            Err(NotHeld::Changed) => return ANEW,
             Err(NotHeld::Reentrant) => return EAGAIN,
         };
         if r != EAGAIN || nonblocking {
@@ -211,10 +211,11 @@ pub(super) fn recv_nothing(
     let r = match hold_rx(s, g) {
         // SAFETY: one byte of ours, which a peek fills.
         Ok(h) => unsafe { Receiving { s, g, fd, iov: &iov, total: 1, flags: peek }.run(h) },
-        Err(_) => return EAGAIN,
+        Err(NotHeld::Changed) => return ANEW,
+        Err(NotHeld::Reentrant) => return EAGAIN,
     };
     let _ = &mut byte;
-    if r == PASS { PASS } else { r.min(0) }
+    r.min(0)
 }
 
 /// A connection that is leaving stands on the carrier, and what it receives comes with the kernel's
@@ -232,7 +233,7 @@ pub(super) unsafe fn recvmsg_leaving(
         {
             let mut h = match hold_rx(s, g) {
                 Ok(h) => h,
-                Err(NotHeld::Changed) => return Some(PASS),
+                Err(NotHeld::Changed) => return Some(ANEW),
                 Err(NotHeld::Reentrant) => return Some(EAGAIN),
             };
             if !h.end.switch.is_released() || h.end.pending_error != 0 {

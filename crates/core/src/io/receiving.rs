@@ -14,7 +14,7 @@ use super::under_way::UnderWay;
 use super::waits::{Patience, block, interrupted, never_waits};
 use super::{EAGAIN, ECONNRESET};
 use crate::channel::{Side, announce};
-use crate::outcome::{PASS, Ret};
+use crate::outcome::{ANEW, PASS, Ret};
 use crate::socket::{Named, Socket, State, flag};
 use crate::trace::Event;
 use crate::wait::{self, Woke};
@@ -257,7 +257,7 @@ impl Receiving<'_> {
     unsafe fn elsewhere(&self, now: &mut SoFar) -> Next {
         let (s, fd, done) = (self.s, self.fd, now.done);
         if done == 0 {
-            return Next::Done(PASS);
+            return Next::Done(ANEW);
         }
         let deadline = now.patience.deadline();
         let receive = |_| {

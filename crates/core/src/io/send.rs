@@ -12,7 +12,7 @@ use super::sending::Sending;
 use super::waits::{Patience, never_waits};
 use super::{EAGAIN, EFAULT, PLAIN_FLAGS};
 use crate::channel::Side;
-use crate::outcome::{PASS, Ret};
+use crate::outcome::{ANEW, PASS, Ret};
 use crate::socket::{Named, Socket, State, TxEnd, flag};
 use crate::sys;
 use core::ffi::c_int;
@@ -154,6 +154,6 @@ unsafe fn send_otherwise(on: Named, iov: &[iovec], total: usize, flags: c_int) -
             followed::send(Sending { s, g, fd, iov, total, done: 0, flags }, held)
         },
         Err(NotHeld::Reentrant) => EAGAIN,
-        Err(NotHeld::Changed) => PASS,
+        Err(NotHeld::Changed) => ANEW,
     }
 }

@@ -18,7 +18,7 @@ use super::waits::{Patience, block, carrier_is_due, interrupted, never_waits};
 use super::{ASK_CARRIER_TICKS, EAGAIN, ECONNRESET, EFAULT, SEND_FLAGS};
 use crate::channel::Side;
 use crate::life_word::has_closed;
-use crate::outcome::{PASS, Ret};
+use crate::outcome::{ANEW, PASS, Ret};
 use crate::socket::{Named, Socket, State, flag};
 use crate::trace::Event;
 use crate::wait::Woke;
@@ -323,7 +323,7 @@ impl Sending<'_> {
     unsafe fn elsewhere(&mut self, nonblocking: bool) -> Next {
         let (s, fd, done) = (self.s, self.fd, self.done);
         if done == 0 {
-            return Next::Done(PASS);
+            return Next::Done(ANEW);
         }
         // (What went before stands, whatever becomes of the rest: tcp_sendmsg.)
         let flags = self.flags | libc::MSG_NOSIGNAL;

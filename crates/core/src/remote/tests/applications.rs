@@ -129,7 +129,14 @@ impl Rig {
         if r == 0 || (r < 0 && r != -(libc::EAGAIN as isize)) {
             e.over = e.over.or(Some(r));
         }
-        let came = &part[..r.max(0) as usize];
+        self.came(i, side, &part[..r.max(0) as usize]);
+        r.max(0) as usize
+    }
+
+    /// These bytes have come to an application: they are what was sent.
+    #[track_caller]
+    pub(super) fn came(&mut self, i: usize, side: usize, came: &[u8]) {
+        let e = &mut self.conns[i][side];
         let sent = bytes(e.stream ^ 1, e.received, came.len());
         if let Some(at) = came.iter().zip(sent).position(|(a, b)| a != b).filter(|_| e.honest) {
             panic!(
@@ -144,7 +151,6 @@ impl Rig {
             !honest || received <= sent,
             "connection {i}, side {side}: {received} bytes came, {sent} were sent"
         );
-        r.max(0) as usize
     }
 
     /// Both applications of a connection say something, and read what there is.

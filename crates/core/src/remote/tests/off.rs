@@ -2,6 +2,7 @@
 
 use super::*;
 use crate::config;
+use crate::socket::{self, Event};
 use netacc_control::config::Config;
 
 fn off() -> Config {
@@ -126,6 +127,50 @@ fn what_was_taken_back_comes_again() {
             rig.finish();
         }
     }
+}
+
+/// A receive has found it attached; then it is taken back, and who turns acceleration on again, or
+/// attaches it, has claimed it. (Bytes of such a call were never counted: it was TCP's for good,
+/// or, once it was attached again, had the ring's bytes behind it.)
+#[test]
+fn a_call_that_it_is_taken_back_under_is_counted() {
+    use std::sync::mpsc::channel;
+    let mut rig = Rig::new(Order::Prompt, Model::ROCE, 2);
+    let i = rig.connect(0, 1);
+    for _ in 0..3 {
+        rig.promoted(i);
+        let (s, fd) = (rig.conns[i][A].socket, rig.conns[i][A].fd);
+        let rig_cell = core::cell::RefCell::new(&mut rig);
+        let ((has_claimed, claimed), (over, is_over)) = (channel(), channel());
+        let claims = move || {
+            assert!(s.state.change(State::Candidate, Event::Claimed));
+            has_claimed.send(()).unwrap();
+            // The call waits for this. (One that does not is over, and its end has come.)
+            let _ = is_over.recv_timeout(std::time::Duration::from_millis(50));
+            assert!(s.state.happens(Event::Begun));
+        };
+        let claims = core::cell::Cell::new(Some(claims));
+        let thread = core::cell::Cell::new(None);
+        let mut bytes = [0; 700];
+        let r = io::receive_behind(fd, &mut bytes, || {
+            let mut rig = rig_cell.borrow_mut();
+            config::with(off(), || io::pause(s, s.generation16(), fd, 0));
+            rig.until("it is on TCP", |r| r.conns[i].iter().all(|e| e.socket.is(State::Candidate)));
+            rig.send(i, C, 700);
+            thread.set(Some(std::thread::spawn(claims.take().unwrap())));
+            claimed.recv().unwrap();
+        });
+        let _ = over.send(());
+        thread.take().unwrap().join().unwrap();
+        assert!(r > 0, "{r}");
+        rig.came(i, A, &bytes[..r as usize]);
+        let received = s.rx_bytes.load(SeqCst);
+        assert!(socket::counts_agree(s, fd, None, Some(received)), "{received}");
+        io::resume(s, s.generation16());
+    }
+    rig.promoted(i);
+    rig.exchange(i, 50_000);
+    rig.finish();
 }
 
 /// Both ends have agreed, and the connecting one is off before it is attached: the other one, which
