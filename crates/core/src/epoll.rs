@@ -98,6 +98,8 @@ mod set;
 
 pub(crate) use at_listeners::wait;
 pub(crate) use ctl::ctl;
+#[cfg(test)]
+pub(crate) use ctl::ctl_of_attached;
 pub(crate) use epoll_wait::on_wait;
 pub(crate) use hand_back::move_out;
 pub(crate) use handover::{bar, before_exec, forget, leave_to_kernel, on_plain};

@@ -14,7 +14,7 @@ use super::{
 };
 use crate::fast_connect::{self, Listener, listener, listener_to_use};
 use crate::fd_table::{self, Entry};
-use crate::outcome::{PASS, Ret};
+use crate::outcome::{ANEW, PASS, Ret};
 use crate::socket::{Named, State};
 use crate::{adoption, io, process, signals, stats, sys, user};
 use core::ffi::c_int;
@@ -99,11 +99,14 @@ unsafe fn ctl_ours(epfd: c_int, op: c_int, fd: c_int, event: *mut epoll_event, r
                 }
             }
             State::Changing if crate::socket::await_change(s) => {}
-            State::Attached => break,
+            State::Attached => match ctl_attached(e, epfd, op, on, ev) {
+                ANEW if s.generation16() == g => {}
+                ANEW => return PASS,
+                r => return r,
+            },
             _ => return ctl_plain(e, epfd, op, on, ev),
         }
     }
-    ctl_attached(e, epfd, op, on, ev)
 }
 
 /// In a set before it is connected: its connection takes the registration over.
@@ -249,7 +252,15 @@ fn ctl_candidate(
 ) -> Option<Ret> {
     let Named { s, g, fd } = on;
     let mut inner = e.inner.lock();
-    let here = inner.index_of(fd).filter(|i| inner.item_of(*i, s).is_some());
+    let mut here = inner.index_of(fd).filter(|i| inner.item_of(*i, s).is_some());
+    if let Some(i) = here
+        && s.is(State::Candidate)
+        && inner.item(i).is_some_and(|item| item.attached)
+    {
+        // Who took it back has not come by here yet.
+        hand_back(e, &mut inner, i);
+        here = inner.index_of(fd).filter(|i| inner.item_of(*i, s).is_some());
+    }
     let adds = op == libc::EPOLL_CTL_ADD && here.is_none();
     let mut home = None;
     if adds {
@@ -336,6 +347,25 @@ fn put(e: &Epoll, inner: &mut Inner, item: Item) -> Option<u32> {
     inner.insert(item)
 }
 
+/// epoll_ctl that has seen it attached, and does not know what has come of it since.
+#[cfg(test)]
+pub(crate) fn ctl_of_attached(epfd: c_int, op: c_int, on: Named, ev: epoll_event) -> Ret {
+    fd_table::epoll(epfd).map_or(PASS, |e| ctl_attached(at(e), epfd, op, on, ev))
+}
+
+/// It is not attached any more, or another connection: what the call comes to. (Who detaches it
+/// hands its items back under the set's lock, behind that. Of what a forked child has somebody else
+/// says what it is.)
+fn is_no_more(on: Named) -> Option<Ret> {
+    let is = on.s.is(State::Attached) && on.s.generation16() == on.g;
+    match (is, on.s.is_inherited()) {
+        (false, false) => Some(ANEW),
+        (false, true) => Some(PASS),
+        (true, _) => None,
+    }
+}
+
+/// [`ANEW`]: it is not attached any more.
 fn ctl_attached(e: &'static Epoll, epfd: c_int, op: c_int, on: Named, ev: epoll_event) -> Ret {
     let Named { s, fd, .. } = on;
     if op != libc::EPOLL_CTL_DEL {
@@ -345,6 +375,9 @@ fn ctl_attached(e: &'static Epoll, epfd: c_int, op: c_int, on: Named, ev: epoll_
         }
     }
     let mut inner = e.inner.lock();
+    if let Some(r) = is_no_more(on) {
+        return r;
+    }
     let mut index = inner.index_of(fd).filter(|i| inner.item_of(*i, s).is_some());
     if let (libc::EPOLL_CTL_ADD, Some(i)) = (op, index)
         && inner
@@ -425,16 +458,20 @@ fn add(e: &'static Epoll, epfd: c_int, on: Named, ev: epoll_event) -> Ret {
             home.into_iter().for_each(|taken| homes::give_back(s, taken));
             s.registrations.fetch_sub(u32::from(counts), SeqCst)
         };
-        if s.generation16() != g || !s.is(State::Attached) {
+        if let Some(r) = is_no_more(on) {
             uncount(home);
-            return PASS;
+            return r;
         }
         if extra.is_none() {
             let why = match homes::take(s, e, ev.events) {
                 Ok(taken) => {
                     home = Some(taken);
-                    let activated = s.channel().map(|channel| activate(e, &mut inner, channel));
-                    activated.unwrap_or(Err(Reason::ChannelFailed)).err()
+                    let Some(channel) = s.channel() else {
+                        // It is being detached at this moment.
+                        uncount(home);
+                        return ANEW;
+                    };
+                    activate(e, &mut inner, channel).err()
                 }
                 Err(why) => Some(why),
             };
@@ -442,7 +479,7 @@ fn add(e: &'static Epoll, epfd: c_int, on: Named, ev: epoll_event) -> Ret {
                 uncount(home);
                 drop(inner);
                 if io::to_kernel(s, g, fd, why, false) {
-                    return PASS;
+                    return ANEW;
                 }
                 extra = Some(why);
                 continue;
@@ -456,7 +493,7 @@ fn add(e: &'static Epoll, epfd: c_int, on: Named, ev: epoll_event) -> Ret {
             uncount(home);
             drop(inner);
             return if io::to_kernel(s, g, fd, Reason::NoMemory, false) {
-                PASS
+                if counts { ANEW } else { PASS }
             } else {
                 -(libc::ENOMEM as Ret)
             };

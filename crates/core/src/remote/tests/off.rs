@@ -2,7 +2,9 @@
 
 use super::*;
 use crate::config;
-use crate::socket::{self, Event};
+use crate::outcome::{ANEW, PASS};
+use crate::socket::{self, Event, Named};
+use libc::epoll_event;
 use netacc_control::config::Config;
 
 fn off() -> Config {
@@ -171,6 +173,73 @@ fn a_call_that_it_is_taken_back_under_is_counted() {
     rig.promoted(i);
     rig.exchange(i, 50_000);
     rig.finish();
+}
+
+/// An epoll_ctl of which nobody has seen yet that the connection is taken back: the kernel has the
+/// registration from there on, and the set knows of it. (It was changed where nobody looks, or not
+/// recorded, or the connection was TCP's for good: `channel-failed`.)
+#[test]
+fn a_set_follows_a_connection_that_is_taken_back() {
+    for op in [libc::EPOLL_CTL_ADD, libc::EPOLL_CTL_MOD, libc::EPOLL_CTL_DEL] {
+        let mut rig = Rig::new(Order::Prompt, Model::ROCE, 2);
+        let i = rig.connect(0, 1);
+        rig.promoted(i);
+        rig.drain(i);
+        let End { socket: s, fd, .. } = rig.conns[i][A];
+        let on = Named { s, g: s.generation16(), fd };
+        // SAFETY: no pointers.
+        let set = unsafe { libc::epoll_create1(libc::EPOLL_CLOEXEC) };
+        api::on_epoll_create(set);
+        let event = |data| epoll_event { events: libc::EPOLLIN as u32, u64: data };
+        let ctl = |op, data| {
+            let mut event = event(data);
+            // SAFETY: an event of ours.
+            let r = unsafe { api::epoll_ctl(set, op, fd, &mut event) };
+            // SAFETY: as above.
+            if r == PASS { unsafe { sys::epoll_ctl(set, op, fd, &mut event) } } else { r }
+        };
+        let says = || {
+            let (mut event, mut counted) = (event(0), api::Counted::default());
+            let none = core::ptr::null();
+            // SAFETY: as above; no mask.
+            let r = unsafe { api::epoll_wait(set, &mut event, 1, 0, none, &mut counted) };
+            // SAFETY: as above.
+            let mut kernels = || unsafe { libc::epoll_wait(set, &mut event, 1, 0) } as isize;
+            let r = if r == PASS { kernels() } else { r };
+            (r == 1).then_some(event.u64)
+        };
+        let adds = op == libc::EPOLL_CTL_ADD;
+        if adds {
+            let channel = s.channel.swap(core::ptr::null_mut(), SeqCst);
+            assert_eq!(
+                crate::epoll::ctl_of_attached(set, op, on, event(8)),
+                ANEW,
+                "at this moment"
+            );
+            s.channel.store(channel, SeqCst);
+        } else {
+            assert_eq!(ctl(libc::EPOLL_CTL_ADD, 7), 0);
+        }
+        config::with(off(), || io::pause(s, s.generation16(), fd, 0));
+        rig.until("it is on TCP", |r| r.conns[i].iter().all(|e| e.socket.is(State::Candidate)));
+        assert_eq!(crate::epoll::ctl_of_attached(set, op, on, event(8)), ANEW, "{op}");
+        assert_eq!(rig.reason(i, A), Reason::DisabledByConfig);
+        assert_eq!(ctl(op, 8), 0, "{op}");
+        let expected = (op != libc::EPOLL_CTL_DEL).then_some(8);
+        rig.send(i, C, 700);
+        assert_eq!(says(), expected, "{op}: from the kernel");
+        rig.drain(i);
+        io::resume(s, s.generation16());
+        rig.promoted(i);
+        rig.drain(i);
+        assert_eq!(says(), None, "{op}: all is read");
+        rig.send(i, C, 700);
+        rig.settle();
+        assert_eq!(says(), expected, "{op}: from the ring");
+        assert_eq!(api::close(set), 0);
+        rig.drain(i);
+        rig.finish();
+    }
 }
 
 /// Both ends have agreed, and the connecting one is off before it is attached: the other one, which
