@@ -12,6 +12,7 @@ pub mod command;
 pub mod commands;
 pub mod connections;
 pub mod elf;
+pub mod hidden;
 pub mod latencies;
 pub mod launch;
 pub mod library;

@@ -3,6 +3,7 @@
 //! Names, types and texts are written by the client library of the OpenMetrics project, which is
 //! given the numbers anew each time. A series of a process has its number and its name as labels.
 
+use crate::hidden;
 use crate::latencies::Looks;
 use crate::memory::{self, Mappings};
 use crate::processes::Found;
@@ -156,8 +157,11 @@ fn registry(found: &[Found], not_permitted: usize, past: &mut Past) -> Registry 
     let processes = families.gauge("processes", "Processes that have the library");
     let help = "Processes that may not be looked at, with or without the library";
     let hidden = families.gauge("processes_not_permitted", help);
+    let help = "1: /proc is mounted so that it hides processes of others, as many as there are";
+    let by_mount = families.gauge("processes_hidden", help);
     set(&processes, Labels::new(), found.len() as u64);
     set(&hidden, Labels::new(), not_permitted as u64);
+    set(&by_mount, Labels::new(), u64::from(hidden::hides().is_some()));
     let all: Vec<&Process> = found.iter().filter_map(|f| f.process.as_ref().ok()).collect();
     about(&mut families, &all);
     connections(&mut families, &all);

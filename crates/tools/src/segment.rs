@@ -20,6 +20,7 @@ use std::sync::OnceLock;
 use std::time::{Duration, Instant};
 
 use crate::connections::Connections;
+use crate::hidden;
 use crate::library;
 
 /// What a process tells about itself.
@@ -170,7 +171,7 @@ impl Segment {
     /// Finds that of a process.
     pub fn of(pid: u32) -> Result<Segment, SegmentError> {
         let directory = PathBuf::from(format!("/proc/{pid}"));
-        find(&directory, own_pid(&status(&directory)?).unwrap_or(pid))
+        find(&directory, own_pid(&status(pid)?).unwrap_or(pid))
     }
 
     /// What its header says now.
@@ -181,13 +182,17 @@ impl Segment {
 
 /// The users of a process: real, effective, saved, and for files.
 pub fn users(pid: u32) -> Result<String, SegmentError> {
-    let status = status(&PathBuf::from(format!("/proc/{pid}")))?;
+    let status = status(pid)?;
     Ok(field(&status, "Uid:").unwrap_or_default().to_owned())
 }
 
 /// What `/proc/PID/status` says of a process that is not over.
-fn status(directory: &Path) -> Result<String, SegmentError> {
-    let status = lossy(&directory.join("status"))?;
+fn status(pid: u32) -> Result<String, SegmentError> {
+    let status = lossy(&PathBuf::from(format!("/proc/{pid}/status"))).map_err(SegmentError::from);
+    let status = status.map_err(|error| match error {
+        SegmentError::NoProcess if hidden::is_hidden(pid) => SegmentError::NotPermitted,
+        error => error,
+    })?;
     if field(&status, "State:").is_some_and(|state| state.starts_with(['Z', 'X'])) {
         return Err(SegmentError::Zombie);
     }
@@ -219,7 +224,7 @@ impl Process {
 /// known from the last look.
 pub fn look(pid: u32, before: Option<Known>, depth: Depth<'_>) -> Result<Process, SegmentError> {
     let directory = PathBuf::from(format!("/proc/{pid}"));
-    let status = status(&directory)?;
+    let status = status(pid)?;
     let uid = field(&status, "Uid:").and_then(|ids| ids.split_whitespace().next()?.parse().ok());
     let own_pid = own_pid(&status).unwrap_or(pid);
     let there = before.and_then(|known| segment(&directory, known.at, own_pid).ok().flatten());

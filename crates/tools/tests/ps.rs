@@ -13,7 +13,11 @@ static ONE: Mutex<()> = Mutex::new(());
 
 fn netacc(arguments: &[&str]) -> String {
     let ran = run(Command::new(env!("CARGO_BIN_EXE_netacc")).arg("ps").args(arguments));
-    assert_eq!((ran.status, ran.err.as_str()), (Some(0), ""), "{arguments:?}");
+    // (What others run on this host meanwhile is said in the words of this tool, but is not ours.)
+    let others = "is loaded, but the process has made or accepted no TCP connection yet";
+    let is_others = |line: &str| line.starts_with("netacc: ") && line.ends_with(others);
+    let err: Vec<&str> = ran.err.lines().filter(|line| !is_others(line)).collect();
+    assert_eq!((ran.status, err), (Some(0), vec![]), "{arguments:?}");
     ran.out
 }
 

@@ -5,10 +5,10 @@ use super::{STATUS_FAILED, STATUS_USAGE, print, sees_processes};
 use crate::launch::{self, Environment};
 use crate::live::{self, Failure, Left};
 use crate::processes::{self, Found, Looks, Unknown};
-use crate::segment::SegmentError;
+use crate::segment::{SegmentError, may_trace};
 use crate::show::printable;
 use crate::table::Table;
-use crate::terminal;
+use crate::{hidden, terminal};
 use clap::ArgMatches;
 use netacc_control::config::{
     Answer, Config, DEFAULT_FILE, Key, RULES, TakesEffect, file_of, rendered_rules,
@@ -131,8 +131,9 @@ fn meant(matches: &ArgMatches) -> Result<Vec<u32>, c_int> {
     }
     if matches.get_flag("all") {
         let (found, not_permitted) = Looks::default().sums();
-        if not_permitted > 0 && !rustix::process::geteuid().is_root() {
-            complain("processes of other users are left alone: root has them all");
+        if (not_permitted > 0 && !may_trace()) || hidden::hides().is_some() {
+            let text = "processes that may not be looked at are left alone";
+            complain(format!("{text}: {}", hidden::who_sees()));
         }
         // (Who has had no connection has no configuration yet: that of its file, as it is then.)
         let is_begun = |found: &Found| !matches!(found.process, Err(SegmentError::NoSegment));

@@ -2,7 +2,8 @@
 
 use super::{print, sees_processes, ss};
 use crate::processes::Looks;
-use crate::{show, terminal};
+use crate::segment::may_trace;
+use crate::{hidden, show, terminal};
 use clap::ArgMatches;
 use std::ffi::c_int;
 
@@ -21,10 +22,8 @@ pub fn main(matches: &ArgMatches) -> c_int {
 /// The same for `tool`.
 pub fn show(tool: &str, is_json: bool, is_wide: bool) -> c_int {
     let (found, not_permitted) = Looks::default().sums();
-    if is_json {
-        return print(tool, &format!("{:#}\n", show::processes_json(&found)));
-    }
     let text = match is_wide {
+        _ if is_json => format!("{:#}\n", show::processes_json(&found)),
         true => show::wide_processes_text(&found),
         false => show::processes_text(&found, terminal::columns()),
     };
@@ -33,13 +32,21 @@ pub fn show(tool: &str, is_json: bool, is_wide: bool) -> c_int {
     status
 }
 
-/// Of so many processes nothing is known.
+/// Of so many processes nothing is known; of those that `/proc` hides not even how many.
 pub(super) fn say_of_hidden(tool: &str, not_permitted: usize) {
-    if not_permitted > 0 && !rustix::process::geteuid().is_root() {
+    // (Who has the capability sees all, but for what a security module guards.)
+    if not_permitted > 0 && !may_trace() {
         let what = if not_permitted == 1 { "process" } else { "processes" };
         terminal::complain(&format!(
-            "{tool}: {not_permitted} {what} may not be looked at, with the library or without: root \
-             sees all"
+            "{tool}: {not_permitted} {what} may not be looked at, with the library or without: {}",
+            hidden::who_sees()
+        ));
+    }
+    if let Some(hides) = hidden::hides() {
+        terminal::complain(&format!(
+            "{tool}: /proc does not show processes of others ({hides}), with the library or \
+             without: {}",
+            hidden::who_sees()
         ));
     }
 }

@@ -143,14 +143,14 @@ fn sections(matches: &ArgMatches, selection: &Selection) -> Vec<Section> {
 }
 
 /// Those that can be read; of the others it is said why not, and the status is not 0.
-fn readable(found: Vec<Found>) -> (Vec<Process>, c_int) {
+fn readable(tool: &str, found: Vec<Found>) -> (Vec<Process>, c_int) {
     let mut status = 0;
     let mut read = Vec::new();
     for found in found {
         match found.process {
             Ok(process) => read.push(process),
             Err(error) => {
-                terminal::complain(&format!("{TOOL}: {}: {error}", found.pid));
+                terminal::complain(&format!("{tool}: {}: {error}", found.pid));
                 status = STATUS_FAILED;
             }
         }
@@ -158,22 +158,22 @@ fn readable(found: Vec<Found>) -> (Vec<Process>, c_int) {
     (read, status)
 }
 
-/// All processes that have the library, and that may be read, as they were found; with `says`, it
-/// is said of the others that there are some.
-fn all_of_host((found, not_permitted): (Vec<Found>, usize), says: bool) -> Vec<Process> {
-    if !says {
+/// All processes that have the library, and that may be read, as they were found; of the others
+/// `says`, a tool, says that there are some.
+fn all_of_host((found, not_permitted): (Vec<Found>, usize), says: Option<&str>) -> Vec<Process> {
+    let Some(tool) = says else {
         return found.into_iter().filter_map(|it| it.process.ok()).collect();
-    }
-    let (read, _) = readable(found);
+    };
+    let (read, _) = readable(tool, found);
     if read.is_empty() {
-        terminal::complain(&format!("{TOOL}: no process that may be looked at has the library"));
+        terminal::complain(&format!("{tool}: no process that may be looked at has the library"));
     }
-    ps::say_of_hidden(TOOL, not_permitted);
+    ps::say_of_hidden(tool, not_permitted);
     read
 }
 
 /// The same with the addresses of all connections.
-fn all_whole(looks: &mut Looks, says: bool) -> Vec<Process> {
+fn all_whole(looks: &mut Looks, says: Option<&str>) -> Vec<Process> {
     let mut all = all_of_host(looks.all(), says);
     all.iter_mut().for_each(Process::complete);
     all
@@ -190,8 +190,8 @@ fn unknown(unknown: &Unknown) -> c_int {
 /// `words`: processes; none: all that have the library, and that may be read.
 fn once(words: &[String], is_json: bool, view: &View<'_>) -> c_int {
     let (read, status) = match processes::named(words) {
-        Ok(_) if words.is_empty() => (all_whole(&mut Looks::default(), true), 0),
-        Ok(found) => readable(found),
+        Ok(_) if words.is_empty() => (all_whole(&mut Looks::default(), Some(TOOL)), 0),
+        Ok(found) => readable(TOOL, found),
         Err(error) => return unknown(&error),
     };
     // One number is answered by one object, everything else by a list.
@@ -280,11 +280,12 @@ impl Watch<'_> {
 
     /// `first`: what it says of processes that cannot be shown it says once.
     fn look(&self, looks: &mut Looks, first: bool) -> Result<Vec<Process>, Unknown> {
+        let says = first.then_some(self.tool);
         match self.words {
             // (Connections, and their addresses, are not shown there.)
-            [] if self.is_overview => Ok(all_of_host(looks.sums(), first)),
-            [] => Ok(all_whole(looks, first)),
-            words => processes::named_again(words, looks).map(|found| readable(found).0),
+            [] if self.is_overview => Ok(all_of_host(looks.sums(), says)),
+            [] => Ok(all_whole(looks, says)),
+            words => processes::named_again(words, looks).map(|found| readable(self.tool, found).0),
         }
     }
 

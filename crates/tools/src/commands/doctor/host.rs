@@ -6,7 +6,7 @@ use super::rdma;
 use crate::launch::{self, Environment};
 use crate::library::{self, Library};
 use crate::options::VERSION;
-use crate::{addresses, log, trace};
+use crate::{addresses, hidden, log, trace};
 use netacc_control::config::{Config, DEFAULT_FILE, ENV_FILE, Key, Origin, Origins};
 use netacc_control::stats::Path as WayOn;
 use netacc_control::trace::DIRECTORY;
@@ -412,17 +412,10 @@ pub fn confinement(findings: &mut Findings) {
              process: netacc doctor PID",
         ),
     }
-    hidden(&look::file("/proc/self/mounts").unwrap_or_default(), findings);
-}
-
-/// What of other users' processes these mounts hide.
-fn hidden(mounts: &str, findings: &mut Findings) {
-    let hides = mounts.lines().find(|line| line.starts_with("proc /proc "));
-    let hides = hides.and_then(|line| line.split("hidepid=").nth(1)?.split([',', ' ']).next());
-    if let Some(value) = hides.filter(|value| !["0", "off"].contains(value)) {
+    if let Some(hides) = hidden::hides() {
         findings.note(
             "hidepid",
-            format!("/proc is mounted with hidepid={value}: processes of other users do not show"),
+            format!("/proc is mounted with {hides}: processes of other users do not show"),
             "sudo netacc doctor …",
         );
     }
@@ -502,28 +495,6 @@ mod tests {
             assert_eq!(levels, is, "{space} {locked} {capabilities:x} {has_rdma}");
         }
         fs::remove_dir_all(&directory).unwrap();
-    }
-
-    #[test]
-    fn a_proc_that_hides_processes_is_named() {
-        for (options, value) in [
-            ("rw,nosuid,hidepid=2,gid=4", Some("hidepid=2:")),
-            ("rw,hidepid=invisible", Some("hidepid=invisible:")),
-            ("rw,hidepid=0", None),
-            ("rw,hidepid=off", None),
-            ("rw,nosuid", None),
-        ] {
-            let mounts = format!(
-                "sysfs /sys sysfs hidepid=2 0 0\nproc /proc proc {options} 0 0\nproc /x/proc proc hidepid=2 0 0\n"
-            );
-            let mut findings = Findings::default();
-            hidden(&mounts, &mut findings);
-            let found = said(&findings, "hidepid");
-            assert_eq!(found.is_some(), value.is_some(), "{options}: {found:?}");
-            if let (Some((level, found)), Some(value)) = (found, value) {
-                assert!(level == "note" && found.contains(value), "{level} {found}");
-            }
-        }
     }
 
     #[test]

@@ -1,6 +1,7 @@
 //! What `netacc top` knows: two looks at every process, and where in them the user is.
 
 use super::story::Story;
+use crate::hidden::{self, Hides};
 use crate::latencies::{Latencies, Places, duration};
 use crate::processes::{Found, Looks};
 use crate::rates::Change;
@@ -104,6 +105,8 @@ struct Look {
 #[derive(Debug)]
 pub(super) struct App {
     looks: Looks,
+    /// What `/proc` does not show.
+    pub(super) hides: Option<Hides>,
     answers: Places,
     /// Of the process whose connections are shown, if it is this one: how long the answers of those
     /// that are seen take.
@@ -141,6 +144,7 @@ impl App {
     pub(super) fn new(pid: Option<u32>) -> App {
         App {
             looks: Looks::default(),
+            hides: hidden::hides(),
             answers: Places::default(),
             measured: None,
             before: None,
@@ -326,7 +330,9 @@ impl App {
                     0 => String::new(),
                     hidden => format!(", {hidden} that may not be looked at"),
                 };
-                format!("netacc: {processes} processes{hidden}")
+                let hides = self.hides.iter().map(|hides| format!(", others hidden ({hides})"));
+                let hides = hides.collect::<String>();
+                format!("netacc: {processes} processes{hidden}{hides}")
             }
         }
     }

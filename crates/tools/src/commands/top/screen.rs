@@ -129,6 +129,7 @@ mod tests {
     use super::super::app::Key;
     use super::*;
     use crate::connections::Connections;
+    use crate::hidden::Hides;
     use crate::latencies::Latencies;
     use crate::processes::Found;
     use crate::segment::{Known, Process};
@@ -260,6 +261,16 @@ mod tests {
         {
             assert!(wide.contains(word), "{word}: {wide}");
         }
+    }
+
+    #[test]
+    fn processes_that_are_hidden_are_told_of_above_the_table() {
+        let mut app = app();
+        app.hides = None;
+        assert!(!picture(&mut app, 100, 8)[0].contains("hidden"));
+        app.hides = Some(Hides { hidepid: String::from("invisible") });
+        let title = picture(&mut app, 100, 8)[0].clone();
+        assert!(title.contains("looked at, others hidden (hidepid=invisible)"), "{title}");
     }
 
     #[test]
