@@ -7,6 +7,7 @@ to say the same.
 
 import array
 import contextlib
+import ctypes
 import errno
 import json
 import os
@@ -549,9 +550,9 @@ def client_is_idle(s):
         say(all_of(s, 5))
 
 
-def counted():
+def counted(ways=(1, 1, 0)):
     """What netacc_ss has counted of the one connection of this process, which is over: True where
-    it is as it should be."""
+    it is as it should be. `ways`: taken out, given back, lost."""
     if MODE["until"] != "out":
         return True
     words = [f"{LIB_DIR}/netacc_ss", "--json", "-s", "cnt", str(os.getpid())]
@@ -560,7 +561,7 @@ def counted():
         said = json.loads(subprocess.run(words, env=environment(False), check=True, stdout=subprocess.PIPE).stdout)["counters"]
         names = ("utcp_taken_out", "utcp_given_back", "utcp_lost", "utcp_bytes_tx", "utcp_bytes_rx")
         out, back, lost, *moved = (said[name] for name in names)
-        if (out, back, lost) == (1, 1, 0) and min(moved) >= 5:
+        if (out, back, lost) == ways and min(moved) >= 5:
             return True
         if time.monotonic() > end:
             return said
@@ -582,6 +583,58 @@ def server_is_counted(s):
 def client_is_counted(s):
     s.sendall(b"12345")
     say(all_of(s, 5), ends(s))
+
+
+def refuse_windows():
+    """Begins anew as a program that cannot say what the windows of a socket are that the kernel is
+    to have back: a filter of system calls answers with EPERM (linux/filter.h, linux/seccomp.h).
+    (Before one that comes later the library would give back what is out.)"""
+    if os.environ.pop("NETACC_TEST_FILTERED", None):
+        return
+    call, install = {"x86_64": (54, 317), "aarch64": (208, 277)}[os.uname().machine]
+    load, equal, answer, allowed, refused = 0x20, 0x15, 0x06, 0x7FFF0000, 0x00050001
+    tcp_repair_window = 29
+    words = ((0, call), (24, socket.IPPROTO_TCP), (32, tcp_repair_window))
+    program = [line for at, (word, value) in enumerate(words) for line in ((load, 0, 0, word), (equal, 0, 5 - 2 * at, value))]
+    program += [(answer, 0, 0, refused), (answer, 0, 0, allowed)]
+    code = ctypes.create_string_buffer(b"".join(struct.pack("=HBBI", *line) for line in program))
+    filters = ctypes.create_string_buffer(struct.pack("@HP", len(program), ctypes.addressof(code)))
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.syscall(ctypes.c_long(install), ctypes.c_uint(1), ctypes.c_uint(0), filters) != 0:
+        raise OSError(ctypes.get_errno(), "seccomp")
+    os.environ["NETACC_TEST_FILTERED"] = "1"
+    os.execv(sys.executable, [sys.executable, *sys.argv])
+
+
+@case
+def server_is_refused_by_the_kernel(s):
+    """The kernel does not have it again: both ends hear that it is over, and that is counted."""
+    s.sendall(all_of(s, 5))
+    is_out(s)
+    if MODE["until"] != "out":
+        # (That comes to a reset, which is what is compared.)
+        say(all_of(s, 1), "ECONNRESET")
+        s.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        return s.close()
+    say(all_of(s, 1), ends_after_option(s))
+    s.close()
+    if (told := counted((1, 0, 1))) is not True:
+        say("counted", told)
+
+
+def ends_after_option(s):
+    """An option takes it back, or not; then what the stream ends with."""
+    with contextlib.suppress(OSError):
+        s.setsockopt(socket.SOL_SOCKET, socket.SO_OOBINLINE, 1)
+    return ends(s)[2]
+
+
+@case
+def client_is_refused_by_the_kernel(s):
+    s.sendall(b"12345")
+    say(all_of(s, 5))
+    s.sendall(b"g")
+    say(ends(s))
 
 
 ROOM = 4_000_000
@@ -854,6 +907,8 @@ def client_off_switch(s):
 
 def serve(name, until):
     MODE["until"] = until
+    if name == "is-refused-by-the-kernel" and until == "out":
+        refuse_windows()
     listener = socket.create_server((OWN, PORT), reuse_port=False)
     print("listens", flush=True)
     s, _ = listener.accept()

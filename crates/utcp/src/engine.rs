@@ -416,7 +416,7 @@ impl<P: Steered> Engine<P> {
             Ok(buffers) => buffers,
             Err(errno) => {
                 ended.reset(&mut self.port);
-                ended.kept.leave();
+                ended.kept.dissolve();
                 self.port.device().release(&flow);
                 self.not_kept(index);
                 return Some(Err(errno));

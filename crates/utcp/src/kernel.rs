@@ -390,6 +390,13 @@ impl Kept {
         let _ = sys::set_bytes(self.fd.number(), option, linger.as_flattened());
     }
 
+    /// The kernel cannot go on with it: repair mode ends, and so does what the kernel has of the
+    /// connection, which nobody would end there. Whoever waits for it, or uses it, is told.
+    pub fn dissolve(&self) {
+        self.leave();
+        let _ = sys::connect(self.fd.number(), &[0; 16]);
+    }
+
     /// Repair mode ends, and the options are as they were.
     pub fn leave(&self) {
         const OFF_WITHOUT_PROBE: c_int = -1;

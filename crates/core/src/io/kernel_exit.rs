@@ -175,7 +175,8 @@ pub(crate) fn give_back_to_kernel(
                 let _ = sys::shutdown(fd, libc::SHUT_RD);
             }
         }
-        Came::Lost => s.raise(flag::BROKEN_OFF | flag::CARRIER_SPOKE),
+        // (Its socket is closed; should it have been so before, it has no error to tell.)
+        Came::Lost => s.raise(flag::BROKEN_OFF | flag::RESET | flag::CARRIER_SPOKE),
         Came::NoWay | Came::Gone => return came,
     }
     seat.moves.fetch_add(1, SeqCst);
