@@ -154,6 +154,8 @@ check killed-clients-are-gone blocked 0
 
 # --- the library, run as a program, says what it is, as libc does
 same library-says-what-it-is "libnetacc-preload.so (netacc) $("$LIB_DIR/netacc_run" --version | grep -oE '[0-9.]+$')" "$("$LIB" | head -n 1)"
+# (It folds nothing: it has no words to ask a terminal with.)
+same library-fits-40-columns "" "$("$LIB" | awk 'length > 40')"
 
 # --- netacc_run -d says why a connection is not accelerated: at both ends, also of one that is over
 # at once
