@@ -71,8 +71,7 @@ bench-against:
 bench-looks:
 	tests/packages $(NEEDED)
 	$(MAKE) build
-	BIN_DIR=$(BIN_DIR) bench/trace --check
-	BIN_DIR=$(BIN_DIR) bench/looks --check
+	status=0; for part in trace looks; do BIN_DIR=$(BIN_DIR) bench/$$part --check || status=1; done; exit $$status
 
 bench-utcp:
 	tests/packages $(NEEDED) ip:iproute2

@@ -4,6 +4,7 @@ import importlib.machinery
 import importlib.util
 import json
 import os
+import re
 import sys
 import tempfile
 import unittest
@@ -15,9 +16,16 @@ import machine
 import redis
 import table
 
-loader = importlib.machinery.SourceFileLoader("looks", str(Path(__file__).parent / "looks"))
-looks = importlib.util.module_from_spec(importlib.util.spec_from_loader("looks", loader))
-loader.exec_module(looks)
+
+def program(name):
+    """A program beside this one, as a module."""
+    loader = importlib.machinery.SourceFileLoader(name, str(Path(__file__).parent / name))
+    module = importlib.util.module_from_spec(importlib.util.spec_from_loader(name, loader))
+    loader.exec_module(module)
+    return module
+
+
+looks, trace = program("looks"), program("trace")
 
 CSV = '''WARNING: Could not fetch server CONFIG
 "test","rps","avg_latency_ms","min_latency_ms","p50_latency_ms","p95_latency_ms","p99_latency_ms","max_latency_ms"
@@ -33,18 +41,37 @@ class Looks(unittest.TestCase):
         self.assertTrue(looks.is_too_much([-0.3, -0.25, -0.35, -0.28, -0.4]), "unless it is much")
         self.assertFalse(looks.is_too_much([0.02] * 5))
 
-    def test_all_tools_together_may_take_one_percent_of_the_cpus(self):
+    def test_each_figure_of_who_looks_on_is_judged(self):
         most = 0.01 * os.cpu_count()
-        self.assertEqual(looks.wrong_together([0.9 * most] * 3, [0.0] * 3, False), [])
-        cpu = ["CPU time of all of them together"]
-        self.assertEqual(looks.wrong_together([1.1 * most] * 3, [0.0] * 3, False), cpu)
-        self.assertEqual(looks.wrong_together([1.1 * most] * 3, [-0.05] * 3, True), cpu, "a busy machine has no rate")
-        rate = ["the rate with all of them"]
-        self.assertEqual(looks.wrong_together([0.9 * most] * 3, [-0.05] * 3, False), rate)
+        for used, change, is_busy, says, wrong in [
+            (0.9, 0.0, False, ["passed", "passed"], []),
+            (1.1, 0.0, False, ["FAILED", "passed"], ["CPU time of ps"]),
+            (1.1, -0.05, True, ["FAILED", "not judged"], ["CPU time of ps"]),
+            (0.9, -0.05, False, ["passed", "FAILED"], ["the rate with ps"]),
+            (1.1, -0.05, False, ["FAILED", "FAILED"], ["CPU time of ps", "the rate with ps"]),
+        ]:
+            text, found = looks.judged("ps", [used * most] * 3, [change] * 3, is_busy)
+            self.assertEqual(found, wrong)
+            self.assertEqual([word for word in re.findall("passed|FAILED|not judged", text)], says, text)
+
+    def test_connections_that_are_not_accelerated_show_nothing(self):
+        self.assertTrue(looks.is_enough(10_000, 10_000))
+        self.assertTrue(looks.is_enough(9_900, 10_000))
+        self.assertFalse(looks.is_enough(9_899, 10_000))
 
     def test_one_round_has_no_spread(self):
         self.assertEqual(looks.error_of([-0.005]), 0)
         self.assertTrue(looks.is_too_much([-0.011]))
+
+
+class Trace(unittest.TestCase):
+    def test_each_budget_is_judged(self):
+        of = trace.judged
+        self.assertEqual([line[1] for line in of("0,1", [([400] * 3, [414] * 3), ([1000.0] * 3, [971.0] * 3)])], [False, False])
+        self.assertEqual([line[1] for line in of("0,1", [([400] * 3, [416] * 3), ([1000.0] * 3, [971.0] * 3)])], [True, False])
+        self.assertEqual([line[1] for line in of("0,1", [([400] * 3, [390] * 3), ([1000.0] * 3, [969.0] * 3)])], [False, True])
+        for text, is_wrong in of("0,1", [([400] * 3, [416] * 3), ([1000.0] * 3, [971.0] * 3)]):
+            self.assertTrue(text.endswith("FAILED" if is_wrong else "passed"), text)
 
 
 class Parsers(unittest.TestCase):
