@@ -2,6 +2,7 @@
 
 use crate::spec::Kind;
 use clap::{Args, Subcommand, ValueEnum};
+use std::ops::RangeInclusive;
 use std::path::PathBuf;
 
 /// The subcommand and its helpers.
@@ -91,7 +92,7 @@ pub struct BenchArgs {
     pub(crate) workloads: Vec<WorkloadName>,
 
     /// Rounds; each runs every kind once, in turn
-    #[arg(long, default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..))]
+    #[arg(long, default_value_t = 5, value_parser = whole::<u32>(1..=WHOLE_MAX))]
     pub(crate) rounds: u32,
     /// Measured seconds of each run
     #[arg(long, default_value_t = 2.0, value_parser = seconds)]
@@ -108,6 +109,7 @@ pub struct BenchArgs {
     pub(crate) pin: Pin,
     /// Keep N busy loops running beside everything
     #[arg(long, value_name = "N", default_value_t = 0)]
+    #[arg(value_parser = whole::<usize>(0..=WHOLE_MAX))]
     pub(crate) load: usize,
 
     /// pingpong, mixed, both with -epoll, rate, idle: bytes of a message
@@ -120,19 +122,19 @@ pub struct BenchArgs {
     #[arg(long, default_value = "64", value_parser = frame_size)]
     pub(crate) response: usize,
     /// reqrep: connections
-    #[arg(short = 'c', long, default_value_t = 100, value_parser = clap::value_parser!(u32).range(1..=60_000))]
+    #[arg(short = 'c', long, default_value_t = 100, value_parser = whole::<u32>(1..=60_000))]
     pub(crate) connections: u32,
     /// reqrep, rate: client threads
-    #[arg(short = 't', long, default_value_t = 4, value_parser = clap::value_parser!(u32).range(1..=1024))]
+    #[arg(short = 't', long, default_value_t = 4, value_parser = whole::<u32>(1..=1024))]
     pub(crate) threads: u32,
     /// reqrep: requests sent at once on a connection; the next batch follows when all are answered
-    #[arg(short = 'P', long, default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=65_536))]
+    #[arg(short = 'P', long, default_value_t = 1, value_parser = whole::<u32>(1..=65_536))]
     pub(crate) pipeline: u32,
     /// bulk: bytes of a write
     #[arg(long, default_value = "128K", value_parser = frame_size)]
     pub(crate) write_size: usize,
     /// idle: connections
-    #[arg(long, default_value_t = 100, value_parser = clap::value_parser!(u32).range(1..=60_000))]
+    #[arg(long, default_value_t = 100, value_parser = whole::<u32>(1..=60_000))]
     pub(crate) idle_connections: u32,
     /// idle: seconds over which CPU time is counted
     #[arg(long, default_value_t = 10.0, value_parser = seconds)]
@@ -156,6 +158,22 @@ pub struct BenchArgs {
     pub(crate) quiet: bool,
 }
 
+/// The most that a whole number without a limit of its own may be.
+pub const WHOLE_MAX: u64 = u32::MAX as u64;
+
+/// Reads whole numbers of that range; of others it says which there are.
+pub fn whole<T: TryFrom<u64>>(
+    range: RangeInclusive<u64>,
+) -> impl Fn(&str) -> Result<T, String> + Clone {
+    move |text| {
+        let number = text.parse().ok().filter(|number| range.contains(number));
+        number.and_then(|number| T::try_from(number).ok()).ok_or_else(|| match *range.end() {
+            WHOLE_MAX => format!("valid: a whole number, {} or more", range.start()),
+            most => format!("valid: a whole number from {} to {most}", range.start()),
+        })
+    }
+}
+
 /// A size in bytes, with K or M for powers of 1024.
 fn bytes(text: &str) -> Result<usize, String> {
     let (digits, unit) = match text.as_bytes().last() {
@@ -172,14 +190,14 @@ fn bytes(text: &str) -> Result<usize, String> {
 fn frame_size(text: &str) -> Result<usize, String> {
     match bytes(text)? {
         n @ 8..=67_108_864 => Ok(n),
-        _ => Err("must be 8 bytes to 64M".into()),
+        _ => Err("valid: 8 bytes to 64M".into()),
     }
 }
 
 fn seconds(text: &str) -> Result<f64, String> {
     match text.parse::<f64>() {
         Ok(s) if s.is_finite() && (0.0..=86_400.0).contains(&s) => Ok(s),
-        _ => Err("must be 0 to 86400 seconds".into()),
+        _ => Err("valid: 0 to 86400 seconds".into()),
     }
 }
 

@@ -27,7 +27,7 @@ mod stats;
 mod svg;
 mod sys;
 
-pub use cli::Command;
+pub use cli::{Command, WHOLE_MAX, whole};
 use std::io::{self, Write};
 
 /// One error type is enough for a tool whose only reaction is to print it.

@@ -5,10 +5,12 @@ use crate::commands::metrics::Place;
 use crate::selection::{Network, Order};
 use clap::builder::{PossibleValue, PossibleValuesParser, StringValueParser, TypedValueParser};
 use clap::{Arg, ArgAction, ArgGroup, Command, ValueHint, value_parser};
+use netacc_bench::{WHOLE_MAX, whole};
 use netacc_control::config::{Cli, DEFAULT_FILE, Key, Kind, PROFILES, SETTINGS, Setting};
 use netacc_control::stats::{Path, Reason};
 use std::ffi::{OsStr, OsString};
 use std::fmt::Write as _;
+use std::ops::RangeInclusive;
 use std::path::PathBuf;
 
 /// Version of both tools.
@@ -257,7 +259,8 @@ fn selection_args() -> [Arg; 5] {
     let orders = Order::ALL.map(Order::word);
     [
         list("port", "port", "Connections with that port")
-            .value_parser(value_parser!(u16).range(1..)),
+            .allow_negative_numbers(true)
+            .value_parser(whole::<u16>(PORTS)),
         list("peer", "address", "Connections with that peer, or with peers in that network")
             .value_parser(Network::parse),
         list("path", "path", "Connections with a direction on that path")
@@ -271,6 +274,9 @@ fn selection_args() -> [Arg; 5] {
             .value_parser(orders),
     ]
 }
+
+/// What a port may be.
+const PORTS: RangeInclusive<u64> = 1..=u16::MAX as u64;
 
 fn seconds(text: &str) -> Result<f64, String> {
     let seconds: Option<f64> = text.parse().ok().filter(|s| (0.1..=86_400.0).contains(s));
@@ -290,7 +296,8 @@ fn watch_args() -> [Arg; 2] {
             .value_name("times")
             .help("How often")
             .requires("watch")
-            .value_parser(value_parser!(u32).range(1..)),
+            .allow_negative_numbers(true)
+            .value_parser(whole::<u32>(1..=WHOLE_MAX)),
     ]
 }
 
@@ -408,9 +415,9 @@ pub fn cfg_command() -> Command {
 
 /// The command line of `netacc capture`.
 pub fn capture_command() -> Command {
-    let whole = |id: &'static str, letter: char, name: &'static str, help: &'static str| {
+    let number = |id: &'static str, letter: char, name: &'static str, help: &'static str| {
         let arg = Arg::new(id).short(letter).value_name(name).help(help);
-        arg.value_parser(value_parser!(u32).range(1..))
+        arg.allow_negative_numbers(true).value_parser(whole::<u32>(1..=WHOLE_MAX))
     };
     let [port, peer, path, ..] = selection_args();
     Command::new("capture")
@@ -436,8 +443,8 @@ pub fn capture_command() -> Command {
                 .value_parser(value_parser!(PathBuf))
                 .required(true),
         )
-        .arg(whole("count", 'c', "packets", "End after so many packets"))
-        .arg(whole("snaplen", 's', "bytes", "Keep so many bytes of each packet [default: all]"))
+        .arg(number("count", 'c', "packets", "End after so many packets"))
+        .arg(number("snaplen", 's', "bytes", "Keep so many bytes of each packet [default: all]"))
         .arg(
             Arg::new("duration")
                 .short('d')
@@ -557,7 +564,8 @@ pub fn trace_command() -> Command {
                 .help("Connections with that port, here or at the peer")
                 .value_delimiter(',')
                 .action(ArgAction::Append)
-                .value_parser(value_parser!(u16).range(1..)),
+                .allow_negative_numbers(true)
+                .value_parser(whole::<u16>(PORTS)),
             Arg::new("peer")
                 .long("peer")
                 .value_name("address")
@@ -575,7 +583,8 @@ pub fn trace_command() -> Command {
                 .long("last")
                 .value_name("number")
                 .help("So many events of each connection, the last ones")
-                .value_parser(value_parser!(usize)),
+                .allow_negative_numbers(true)
+                .value_parser(whole::<usize>(0..=WHOLE_MAX)),
         ]
     };
     Command::new("trace")
