@@ -550,26 +550,5 @@ fn sleep(
 }
 
 #[cfg(test)]
-#[allow(clippy::unwrap_used, reason = "tests may fail loudly")]
-mod tests {
-    use super::*;
-    use crate::process;
-    use std::boxed::Box;
-
-    #[test]
-    fn what_another_thread_has_just_adopted_is_no_business_of_the_kernels_alone() {
-        let fd = sys::eventfd(0, libc::EFD_CLOEXEC) as c_int;
-        // SAFETY: all zero is a valid free Socket.
-        let s: &'static Socket = unsafe { &*Box::leak(Box::<Socket>::new_zeroed()).as_ptr() };
-        fd_table::set(fd, Entry::Socket(s, 0));
-        // A child's thread has read the table when it had the parent's. Its maker has no name of
-        // it any more, and never looks.
-        for (owner, ours) in [(process::id().wrapping_add(1), true), (process::id(), false)] {
-            s.owner.store(owner, Relaxed);
-            s.state.begin_as(State::Adopted);
-            assert_eq!(is_ours(fd, true), ours);
-        }
-        fd_table::set(fd, Entry::None);
-        let _ = sys::close(fd);
-    }
-}
+#[allow(clippy::unwrap_used, clippy::indexing_slicing, reason = "tests may fail loudly")]
+mod tests;

@@ -15,7 +15,7 @@ macro_rules! wait {
     ($n:ident $(, $a:expr)*) => { wait!(@ libc::$n as i64; $($a as usize,)* 0, 0, 0, 0, 0, 0) };
     (@ $n:expr; $a:expr, $b:expr, $c:expr, $d:expr, $e:expr, $f:expr $(, $rest:expr)*) => {{
         #[cfg(test)]
-        crate::testing::count_call($n);
+        crate::testing::count_sleep($n);
         // SAFETY: each function below states or owns the validity of the pointers that it passes.
         unsafe { signals::waiting($n, $a, $b, $c, $d, $e, $f) }
     }};

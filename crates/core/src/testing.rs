@@ -1,6 +1,9 @@
 //! What the tests of several modules share: the constructor, a clock that can be set forward, and
 //! threads that are held back.
 
+pub(crate) mod pair;
+pub(crate) mod states;
+
 use crate::lifecycle;
 use crate::path::PathId;
 use core::cell::{Cell, RefCell};
@@ -127,6 +130,11 @@ pub(crate) fn count_call(number: i64) {
     comes_to(Moment::Call(number));
 }
 
+pub(crate) fn count_sleep(number: i64) {
+    comes_to(Moment::Sleep);
+    count_call(number);
+}
+
 /// How many system calls the core has made in this thread.
 pub(crate) fn calls() -> u64 {
     CALLS.with(Cell::get)
@@ -141,6 +149,8 @@ pub(crate) enum Moment {
     Call(i64),
     /// It is about to change the state that lies at that address.
     Change(usize),
+    /// It is about to make a system call that may sleep, in the application's place.
+    Sleep,
 }
 
 impl Moment {

@@ -481,3 +481,12 @@ pub(super) fn unlight(e: &Epoll, inner: &mut Inner) {
         };
     }
 }
+
+#[cfg(test)]
+#[allow(
+    clippy::unwrap_used,
+    clippy::panic,
+    clippy::indexing_slicing,
+    reason = "tests may fail loudly"
+)]
+mod tests;

@@ -448,3 +448,7 @@ fn queue(items: &mut [Option<Item>], ready: &mut ReadyQueue, index: u32) {
         item.queue(ready, index);
     }
 }
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used, clippy::indexing_slicing, reason = "tests may fail loudly")]
+mod tests;

@@ -319,7 +319,7 @@ fn what_allocates_asks_first() {
     ];
     // The configuration, once: bounded, and its file is read into what was asked for. `remote`
     // and `utcp` begin nothing without `plenty`.
-    const LEFT_OUT: [&str; 5] = ["config.rs", "remote", "testing.rs", "tests", "utcp"];
+    const LEFT_OUT: [&str; 5] = ["config.rs", "remote", "testing", "tests", "utcp"];
     const REASONS: [(&str, &str); 8] = [
         ("process.rs", "NEXT.store(Box::into_raw("), // once, by the constructor
         ("peers.rs", "inner.channels.iter().copied().partition("), // 64 of them at most

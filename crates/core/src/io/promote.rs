@@ -176,3 +176,7 @@ pub(super) fn switch_if_ordered(s: &Socket, h: &mut TxHeld<'_>) {
         }
     }
 }
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used, clippy::indexing_slicing, reason = "tests may fail loudly")]
+mod tests;

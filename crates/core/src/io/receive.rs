@@ -286,3 +286,7 @@ pub(crate) fn unread(s: &'static Socket, g: u16, fd: c_int) -> Option<usize> {
         _ => Some(on_carrier.saturating_add(h.unread().ok()?)),
     }
 }
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used, clippy::indexing_slicing, reason = "tests may fail loudly")]
+mod tests;

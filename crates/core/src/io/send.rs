@@ -157,3 +157,7 @@ unsafe fn send_otherwise(on: Named, iov: &[iovec], total: usize, flags: c_int) -
         Err(NotHeld::Changed) => ANEW,
     }
 }
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used, clippy::indexing_slicing, reason = "tests may fail loudly")]
+mod tests;

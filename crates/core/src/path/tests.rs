@@ -228,8 +228,12 @@ pub(crate) fn candidate_within_the_host() -> [End; 2] {
 /// One that shared memory carries both ways.
 pub(crate) fn promoted_within_the_host() -> [End; 2] {
     let mut ends = candidate_within_the_host();
-    talk_until(&mut ends, |ends| ends.iter().all(|e| is_on(e, PathId::Shm)));
+    talk_until_within_the_host(&mut ends);
     ends
+}
+
+pub(crate) fn talk_until_within_the_host(ends: &mut [End; 2]) {
+    talk_until(ends, |ends| ends.iter().all(|e| is_on(e, PathId::Shm)));
 }
 
 /// More than the rings hold, one way, with both ends at it at once.
