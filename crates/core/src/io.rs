@@ -48,6 +48,7 @@ mod kernel_exit;
 mod last_close;
 mod leave;
 mod linger;
+mod look_ahead;
 mod message;
 mod need_kernel;
 mod off;

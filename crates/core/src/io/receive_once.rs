@@ -11,6 +11,7 @@ use crate::outcome::Ret;
 use crate::socket::{Socket, flag};
 use crate::{carrier, engines, sleep, sys};
 use core::ffi::c_int;
+use core::ops::Range;
 use core::sync::atomic::Ordering::*;
 use libc::iovec;
 use netacc_control::stats::Path;
@@ -334,24 +335,39 @@ pub(super) unsafe fn kernel_recv(
     max: usize,
     flags: c_int,
 ) -> Ret {
+    // SAFETY: the caller's promise.
+    unsafe { kernel_recv_around(fd, iov, 0..done, max, flags) }
+}
+
+/// As [`kernel_recv`], into all bytes of `iov` but those of `hole`.
+pub(super) unsafe fn kernel_recv_around(
+    fd: c_int,
+    iov: &[iovec],
+    hole: Range<usize>,
+    max: usize,
+    flags: c_int,
+) -> Ret {
     const FEW: usize = 16;
     let mut few = [sys::iov(core::ptr::null(), 0); FEW];
     let mut many = None;
-    let (mut skip, mut room, mut count) = (done, max, 0);
-    // (Where there is no memory for more the first ones do.)
-    if iov.len() > FEW {
-        many = Scratch::filled(iov.len(), few[0]);
+    let (mut at, mut room, mut count) = (0, max, 0);
+    // (Where there is no memory for more the first ones do. The hole may be within one.)
+    if iov.len() >= FEW {
+        many = Scratch::filled(iov.len() + 1, few[0]);
     }
     let list = many.as_deref_mut().unwrap_or(&mut few);
     for v in iov {
-        if skip >= v.iov_len {
-            skip -= v.iov_len;
-            continue;
+        let end = at + v.iov_len;
+        for part in [at..end.min(hole.start), at.max(hole.end)..end] {
+            let len = part.len().min(room);
+            let Some(place) = list.get_mut(count).filter(|_| len > 0) else { continue };
+            *place = sys::iov(v.iov_base.cast::<u8>().wrapping_add(part.start - at), len);
+            (room, count) = (room - len, count + 1);
         }
-        let Some(part) = list.get_mut(count).filter(|_| room > 0) else { break };
-        let len = (v.iov_len - skip).min(room);
-        *part = sys::iov(v.iov_base.cast::<u8>().wrapping_add(skip), len);
-        (skip, room, count) = (0, room - len, count + 1);
+        at = end;
+        if room == 0 {
+            break;
+        }
     }
     match list.get(..count).unwrap_or(&[]) {
         [] => 0,

@@ -7,6 +7,7 @@ use super::end_in_reset::all_is_read;
 use super::ends::{NotHeld, RxHeld, carrier_unread, corrupt, hold_rx, load_announce};
 use super::leave::pause::resume_if_on;
 use super::leave::{PULL_BACK_NS, leave_if_due};
+use super::look_ahead::{is_at_mark, look_ahead};
 use super::receive_once::{Look, ask_carrier, kernel_recv, look_carrier, look_fast};
 use super::reset::{kept_error, peer_has_ended};
 use super::take::{Target, take_at_once};
@@ -159,8 +160,17 @@ impl Receiving<'_> {
                 }
                 return Next::Done(r);
             }
+            Look::Got(n) if self.peeks() => {
+                let to = Target { fd, iov: self.iov, done: 0, flags: self.flags };
+                // SAFETY: the caller's buffers.
+                match unsafe { look_ahead(h, &to, n, self.total) } {
+                    Ok(n) => now.done = n,
+                    Err(_) => return Next::Done(corrupt(s, fd)),
+                }
+                return self.got_some(now, h, on_carrier);
+            }
             Look::Got(n) => {
-                now.done = if self.peeks() { n } else { now.done + n };
+                now.done += n;
                 return self.got_some(now, h, on_carrier);
             }
             // Nothing new is waited for; what was there before, and comes again by way of the
@@ -411,11 +421,4 @@ fn is_doubtful(s: &Socket, h: &RxHeld<'_>, before: &mut Option<(u32, u64)>) -> b
         }
         None => true,
     }
-}
-
-/// The next byte on the carrier is behind the urgent one: a receive stops before it.
-fn is_at_mark(fd: c_int) -> bool {
-    const SIOCATMARK: usize = 0x8905;
-    let mut mark: c_int = 0;
-    sys::ioctl(fd, SIOCATMARK, &mut mark as *mut c_int as usize) >= 0 && mark != 0
 }

@@ -249,6 +249,24 @@ fn a_receive_goes_on_where_the_path_changes() {
     });
 }
 
+/// A program that looks until a whole message is there sees it.
+#[test]
+fn a_look_goes_on_where_the_path_changes() {
+    for flags in [0, MSG_WAITALL, MSG_WAITALL | WAITS] {
+        at_each_change(|way, p| {
+            for sizes in [&[6][..], &[1, 5], &[4, 0, 2]] {
+                let seen = p.a.receive_with(sizes, MSG_PEEK | flags).unwrap();
+                assert_eq!(seen, b"abcdef", "{way}, into {sizes:?}");
+            }
+            assert_eq!(p.a.receive_with(&[8], MSG_PEEK).unwrap(), b"abcdef", "{way}");
+            assert_eq!(p.a.receive_with(&[5], MSG_PEEK | flags).unwrap(), b"abcde", "{way}");
+            let counted = p.a.receive_raw(&[6], MSG_PEEK | MSG_TRUNC).unwrap();
+            assert_eq!(counted, (6, b"......".to_vec()), "{way}");
+            assert_eq!(p.a.receive(8).unwrap(), b"abcdef", "{way}");
+        });
+    }
+}
+
 #[test]
 fn a_bad_buffer_takes_no_byte() {
     on_both(|p| {
