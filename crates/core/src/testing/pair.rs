@@ -128,6 +128,19 @@ impl Fd {
         list[0].revents
     }
 
+    /// setsockopt(2), of SOL_SOCKET.
+    pub(crate) fn set<T: Copy>(self, option: c_int, value: T) {
+        let (at, len) = ((&raw const value).cast(), size_of::<T>() as u32);
+        let level = libc::SOL_SOCKET;
+        // SAFETY: a live value.
+        let r = or_kernel(unsafe { api::setsockopt(self.0, level, option, at, len) }, || {
+            sys::setsockopt(self.0, level, option, &value)
+        });
+        assert_eq!(r, 0);
+        // SAFETY: as above.
+        unsafe { api::on_setsockopt(self.0, level, option, at, len) };
+    }
+
     pub(crate) fn shutdown(self, how: c_int) {
         let r = or_kernel(api::shutdown(self.0, how), || sys::shutdown(self.0, how));
         assert_eq!(r, 0);

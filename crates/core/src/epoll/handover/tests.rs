@@ -160,6 +160,24 @@ fn what_is_asked_for_is_asked_of_the_kernel() {
     );
 }
 
+#[test]
+fn what_is_ready_is_told_by_the_kernel() {
+    for more in [0, EPOLLET, EPOLLONESHOT] {
+        let becomes_ready = |p: Pair, set: &Set| {
+            bytes(p);
+            if more == 0 {
+                // It is, for the next wait, too.
+                assert_eq!(set.says(), EPOLLIN);
+            }
+        };
+        that_goes_back(EPOLLIN | more, becomes_ready, |p, set| {
+            assert_eq!(kernel_says(set), EPOLLIN, "{more:#x} ({:?})", p.on);
+            assert_eq!(kernel_says(set) == 0, more != 0);
+            assert_eq!(p.a.receive(9).unwrap(), b"b");
+        });
+    }
+}
+
 /// As it was changed in the library, of which the kernel has not heard.
 #[test]
 fn the_latest_registration_goes_back() {
@@ -292,4 +310,31 @@ fn each_of_two_sets_hears_for_itself() {
         second.close();
         p.close();
     });
+}
+
+/// More than a ring's news goes to, and one that is exclusive beside others: the kernel has these.
+#[test]
+fn each_of_many_sets_hears_for_itself() {
+    for exclusive in [0, EPOLLEXCLUSIVE] {
+        on_both(|p| {
+            let sets: Vec<Set> = (0..6).map(|_| Set::new()).collect();
+            for (i, set) in sets.iter().enumerate() {
+                let edge = if i % 2 == 0 { 0 } else { EPOLLET };
+                let own = if i == 3 { exclusive } else { 0 };
+                set.add(p.a, EPOLLIN | edge | own).unwrap();
+                assert_eq!(set.says(), 0);
+            }
+            for _ in 0..2 {
+                bytes(p);
+                for (i, set) in sets.iter().enumerate() {
+                    assert_eq!(set.says(), EPOLLIN, "set {i} ({:?})", p.on);
+                    assert_eq!(set.says() == 0, i % 2 != 0, "set {i} ({:?})", p.on);
+                }
+                assert_eq!(p.a.receive(9).unwrap(), b"b");
+                assert!(sets.iter().all(|set| set.says() == 0));
+            }
+            sets.into_iter().for_each(Set::close);
+            p.close();
+        });
+    }
 }

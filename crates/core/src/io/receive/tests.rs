@@ -89,6 +89,23 @@ fn who_wants_all_gets_what_came_before_the_end() {
 }
 
 #[test]
+fn a_time_out_ends_a_wait_with_what_has_come() {
+    on_both(|p| {
+        p.a.set(libc::SO_RCVTIMEO, libc::timeval { tv_sec: 0, tv_usec: 1000 });
+        for flags in [0, MSG_PEEK, MSG_TRUNC, MSG_WAITALL, MSG_WAITALL | MSG_PEEK] {
+            assert_eq!(p.a.receive_with(&[4], flags | WAITS), Err(EAGAIN), "{flags:#x}");
+        }
+        p.c.send(b"abc").unwrap();
+        for flags in [MSG_WAITALL | MSG_PEEK, MSG_WAITALL] {
+            assert_eq!(p.a.receive_with(&[2, 2], flags | WAITS).unwrap(), b"abc", "{flags:#x}");
+        }
+        p.c.shutdown(SHUT_WR);
+        assert_eq!(p.a.receive_with(&[4], WAITS).unwrap(), b"");
+        p.close();
+    });
+}
+
+#[test]
 fn nothing_is_received_as_any_byte_would_be() {
     on_both(|p| {
         assert_eq!(p.a.receive(0), Err(EAGAIN));

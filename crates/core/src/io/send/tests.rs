@@ -21,14 +21,18 @@ fn several_buffers_are_one_stream() {
     });
 }
 
-/// Bytes that say where they stand.
+/// Bytes that say where they stand, but for a distance that no buffer has.
 fn stream(n: usize) -> Vec<u8> {
-    (0..n as u32 / 4).flat_map(|at| at.wrapping_mul(0x9e37_79b1).to_ne_bytes()).collect()
+    let part: Vec<u8> =
+        (0..16_411_u32).flat_map(|at| at.wrapping_mul(0x9e37_79b1).to_ne_bytes()).collect();
+    let mut all = part.repeat(n.div_ceil(part.len()));
+    all.truncate(n);
+    all
 }
 
 fn received(c: Fd) -> Vec<u8> {
     let parts = core::iter::repeat_with(|| c.receive(1 << 20)).map_while(Result::ok);
-    parts.take_while(|part| !part.is_empty()).flatten().collect()
+    parts.take_while(|part| !part.is_empty()).collect::<Vec<_>>().concat()
 }
 
 /// Of two buffers, of which neither fits.
@@ -82,6 +86,20 @@ fn who_waits_for_room_hears_of_the_end() {
     assert_eq!(p.a.send_with(&[b"x"], WAITS), Err(ECONNRESET));
     assert!(was_there() && n > 0);
     p.a.close();
+}
+
+#[test]
+fn a_time_out_ends_a_wait_with_what_has_gone() {
+    on_both(|p| {
+        p.a.set(libc::SO_SNDTIMEO, libc::timeval { tv_sec: 0, tv_usec: 1000 });
+        let all = stream(16 << 20);
+        let n = p.a.send_with(&[&all], WAITS).unwrap();
+        assert!(n > 0 && n < all.len());
+        assert_eq!(p.a.send_with(&[b"x"], WAITS), Err(EAGAIN));
+        assert!(received(p.c)[..n] == all[..n]);
+        assert_eq!(p.a.send_with(&[b"x"], WAITS), Ok(1));
+        p.close();
+    });
 }
 
 #[test]
