@@ -150,11 +150,27 @@ impl Fd {
         assert_eq!(or_kernel(api::close(self.0), || sys::close(self.0)), 0);
     }
 
-    /// As much as there is room for. Returns how much that is.
+    /// As much as there is room for, until the other kernel has answered to all that is on its way
+    /// there. Returns how much that is.
     pub(crate) fn fill(self) -> usize {
-        let part = [b'x'; 4096];
-        let sends = core::iter::repeat_with(|| self.send(&part));
-        sends.map_while(Result::ok).sum()
+        let (part, mut all) = ([b'x'; 4096], 0);
+        loop {
+            match self.send(&part) {
+                Ok(n) => all += n,
+                Err(_) if self.is_under_way() => std::thread::yield_now(),
+                Err(_) => return all,
+            }
+        }
+    }
+
+    /// The kernel has sent what is not acknowledged. (linux/sockios.h: SIOCOUTQNSD.)
+    fn is_under_way(self) -> bool {
+        let [all, unsent] = [libc::TIOCOUTQ as usize, 0x894b].map(|request| {
+            let mut n: c_int = 0;
+            sys::ioctl(self.0, request, (&raw mut n).addr());
+            n
+        });
+        all > unsent
     }
 
     /// Receives all that is there, and drops it. Returns how much that is.
