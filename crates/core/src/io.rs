@@ -258,7 +258,7 @@ fn goes_on(s: &Socket, g: u16, r: Ret, nested: bool) -> bool {
 fn ends_with(s: &Socket, g: u16, r: Ret, nested: bool) -> Option<Ret> {
     let again = match r {
         ANEW | PASS if s.generation16() != g => false,
-        ANEW if s.is(State::Attached) => s.channel().is_some(),
+        ANEW if s.is(State::Attached) => !s.is_inherited() || s.channel().is_some(),
         ANEW | PASS => matches!(s.state.now(), State::Candidate | State::Changing),
         _ if nested => false,
         RESTART => !process::threads_are_cancelled(),

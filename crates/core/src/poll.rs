@@ -9,7 +9,7 @@
 mod select;
 mod want;
 
-use crate::channel::{Peers, Side};
+use crate::channel::{Channel, Peers, Side};
 use crate::engines::Engines;
 use crate::fast_connect;
 use crate::fd_table::{self, Entry};
@@ -55,7 +55,12 @@ fn find(fds: &[pollfd], wants: &mut Scratch<'_, Want>, waited: &mut Waited<'_>) 
                 if silent {
                     io::need_kernel(p.fd, Reason::InheritedByFork);
                 }
-                if let Some(channel) = s.channel().filter(|_| s.is(State::Attached)) {
+                let mut channel = attached_to(s);
+                if channel.is_none() && is_coming(s) && !waited.has(s) && !waited.add(s) {
+                    // (Taken back at this moment, and attached again.)
+                    channel = attached_to(s);
+                }
+                if let Some(channel) = channel {
                     let want = Want {
                         index,
                         socket: s,
@@ -75,6 +80,22 @@ fn find(fds: &[pollfd], wants: &mut Scratch<'_, Want>, waited: &mut Waited<'_>) 
             _ => {}
         }
     }
+}
+
+/// Who detaches it takes the channel away first, a moment before it is not attached any more. (Not
+/// for ever: this may be a handler on top of that.)
+fn attached_to(s: &'static Socket) -> Option<&'static Channel> {
+    for _ in 0..1000 {
+        let channel = s.channel();
+        if !s.is(State::Attached) {
+            return None;
+        }
+        if channel.is_some() {
+            return channel;
+        }
+        sys::sched_yield();
+    }
+    None
 }
 
 fn is_coming(s: &Socket) -> bool {
@@ -332,7 +353,17 @@ fn poll_connections(fds: &mut [pollfd], timeout_ns: i64, mask: Mask) -> Result<R
         if timeout_ns < 0 { 0 } else { sys::now_ns().saturating_add(timeout_ns as u64).max(1) };
     let mut polled = false;
     loop {
-        wants.retain(Want::alive);
+        if !wants.iter().all(Want::is_current) {
+            // Taken back, and perhaps attached again: where its news comes from here on, and whom
+            // an attachment has to wait for, is another thing.
+            wants.retain(|_| false);
+            waited.forget();
+            find(fds, &mut wants, &mut waited);
+            if wants.is_empty() {
+                let limit = least(waited.0.iter().map(|(s, _)| *s));
+                return Ok(by_kernel(fds, wait::left(deadline), mask, limit));
+            }
+        }
         let engines = Engines::of(wants.iter().map(|w| w.channel));
         engines.poll();
         let found = look_all(fds, &wants, &mut kernel, timeout_ns == 0);

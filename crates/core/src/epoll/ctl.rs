@@ -100,7 +100,7 @@ unsafe fn ctl_ours(epfd: c_int, op: c_int, fd: c_int, event: *mut epoll_event, r
             }
             State::Changing if crate::socket::await_change(s) => {}
             State::Attached => match ctl_attached(e, epfd, op, on, ev) {
-                ANEW if s.generation16() == g => {}
+                ANEW if s.generation16() == g => sys::sched_yield(),
                 ANEW => return PASS,
                 r => return r,
             },
@@ -254,7 +254,7 @@ fn ctl_candidate(
     let mut inner = e.inner.lock();
     let mut here = inner.index_of(fd).filter(|i| inner.item_of(*i, s).is_some());
     if let Some(i) = here
-        && s.is(State::Candidate)
+        && matches!(s.state.now(), State::Candidate | State::Changing)
         && inner.item(i).is_some_and(|item| item.attached)
     {
         // Who took it back has not come by here yet.
@@ -515,6 +515,11 @@ fn add(e: &'static Epoll, epfd: c_int, on: Named, ev: epoll_event) -> Ret {
             fence(SeqCst);
             if let Some(channel) = s.channel() {
                 post(e, s, channel);
+            }
+            if is_no_more(on).is_some() {
+                // Who detached it has not found it here, or waits for the set.
+                hand_back(e, &mut inner, i);
+                return 0;
             }
         }
         inner.fresh = true;

@@ -17,7 +17,8 @@ pub(super) fn hand_back(e: &Epoll, inner: &mut Inner, index: u32) {
     }
     let stays = |item: &Item| {
         let fired = item.absent || (item.attached && item.disabled);
-        fired || item.socket.is(State::Candidate)
+        // (Somebody may look at the candidate at this moment.)
+        fired || matches!(item.socket.state.now(), State::Candidate | State::Changing)
     };
     if let Some(item) =
         inner.item(index).filter(|item| item.present && item.extra.is_none() && stays(item))

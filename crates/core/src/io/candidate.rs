@@ -57,11 +57,9 @@ pub(crate) fn candidate(
         };
     }
     if flags & ODD_FLAGS != 0 {
-        candidates::make_plain(
-            s,
-            if flags & libc::MSG_OOB != 0 { Reason::UrgentData } else { Reason::SocketOption },
-        );
-        return Some(PASS);
+        let odd =
+            if flags & libc::MSG_OOB != 0 { Reason::UrgentData } else { Reason::SocketOption };
+        return make_plain(s, g, odd);
     }
     if side == Side::Receive
         && s.kept_error.load(Relaxed) != 0
@@ -119,6 +117,24 @@ pub(crate) fn candidate(
         waits_seen::on_nothing(s);
     }
     Some(r)
+}
+
+/// What comes cannot be counted: the kernel has the connection from here on. `None`: it is attached
+/// meanwhile.
+#[cold]
+#[inline(never)]
+fn make_plain(s: &'static Socket, g: u16, why: Reason) -> Option<Ret> {
+    loop {
+        match s.state.now() {
+            _ if s.generation16() != g => return Some(PASS),
+            State::Candidate => candidates::make_plain(s, why),
+            State::Changing if socket::await_change(s) => {}
+            // This thread itself changes it, below a handler: no byte goes past the count.
+            State::Changing => return Some(EAGAIN),
+            State::Attached => return None,
+            _ => return Some(PASS),
+        }
+    }
 }
 
 /// The kernel call, where each is recorded (`trace/calls.rs`).

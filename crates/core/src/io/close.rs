@@ -20,7 +20,7 @@ use super::leave::close_spare;
 use super::{kept, park};
 use crate::candidates::{look_up, make_plain};
 use crate::fd_table::Entry;
-use crate::outcome::{PASS, Ret};
+use crate::outcome::{ANEW, PASS, Ret};
 use crate::socket::{Socket, State, await_change, flag};
 use crate::{adoption, agent, fast_connect, fd_table, lock, process, sys, trace};
 use core::ffi::c_int;
@@ -125,7 +125,11 @@ pub(crate) fn shutdown_of(fd: c_int, how: c_int) -> Ret {
     s.trace_once(trace::Event::Shutdown, how as u64 & 0xff);
     loop {
         match s.state.now() {
-            State::Attached => return super::shutdown(s, g, fd, how),
+            State::Attached => match super::shutdown(s, g, fd, how) {
+                ANEW if s.generation16() == g => sys::sched_yield(),
+                ANEW => return PASS,
+                r => return r,
+            },
             State::Changing if await_change(s) => {}
             // On such a path the ring cannot say that one direction has ended: no agreement.
             State::Candidate if !s.path().is_shared() => make_plain(s, Reason::ShuttingDown),

@@ -195,7 +195,8 @@ mod tests {
                             std::thread::sleep(Duration::from_millis(2));
                             assert!(s.state.happens(Event::Begun));
                         }
-                        std::thread::yield_now();
+                        // (Others have a turn. Without this they may have none for seconds.)
+                        std::thread::sleep(Duration::from_micros(100));
                     }
                 });
                 let _end = OnDrop(|| over.store(true, SeqCst));

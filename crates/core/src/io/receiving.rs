@@ -266,8 +266,14 @@ impl Receiving<'_> {
     #[inline(never)]
     unsafe fn elsewhere(&self, now: &mut SoFar) -> Next {
         let (s, fd, done) = (self.s, self.fd, now.done);
-        if done == 0 {
+        if done == 0 || self.peeks() {
+            // (What was looked at is there once more.)
+            now.done = 0;
             return Next::Done(ANEW);
+        }
+        if s.generation16() != self.g {
+            // Closed by another thread meanwhile: the number may be another connection's.
+            return Next::Done(0);
         }
         let deadline = now.patience.deadline();
         let receive = |_| {
@@ -284,6 +290,8 @@ impl Receiving<'_> {
                 Some(r) if r != PASS => r,
                 _ => return Next::Anew,
             }
+        } else if s.is(State::Attached) && !s.is_inherited() {
+            return Next::Anew;
         } else {
             receive(0)
         };

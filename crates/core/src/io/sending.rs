@@ -338,6 +338,8 @@ impl Sending<'_> {
                 Some(r) if r != PASS => r,
                 _ => return Next::Anew,
             }
+        } else if s.is(State::Attached) && !s.is_inherited() {
+            return Next::Anew;
         } else {
             send(0)
         };

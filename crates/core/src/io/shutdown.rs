@@ -4,7 +4,7 @@ use super::ends::{NotHeld, hold_rx, hold_tx};
 use super::leave::to_kernel;
 use super::say_end::{announce_end, say_fin, say_shut, serve_before_fin};
 use crate::channel::producer_quiet;
-use crate::outcome::{PASS, Ret};
+use crate::outcome::{ANEW, Ret};
 use crate::socket::{Socket, State, flag};
 use crate::{engines, sys, wait};
 use core::ffi::c_int;
@@ -82,7 +82,7 @@ pub(super) fn shutdown_between_hosts(s: &'static Socket, g: u16, fd: c_int, how:
     let held = hold_tx(s, g);
     // (A handler that has interrupted a send of this thread's: nobody goes on before it returns.)
     let interrupts = matches!(held, Err(NotHeld::Reentrant));
-    let Some(channel) = s.channel().filter(|_| held.is_ok() || interrupts) else { return PASS };
+    let Some(channel) = s.channel().filter(|_| held.is_ok() || interrupts) else { return ANEW };
     let slot = s.slot.load(Relaxed) as usize;
     // (Its FIN may have gone already.)
     if how != libc::SHUT_RD && !s.has(flag::SHUT_WR) {

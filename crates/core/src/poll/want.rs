@@ -113,8 +113,14 @@ impl Want {
         now
     }
 
-    pub(super) fn alive(&self) -> bool {
-        self.socket.generation16() == self.generation && self.socket.is(State::Attached)
+    /// Whether its news comes where it is looked for. (Between hosts it may have been taken back,
+    /// and attached to another slot.)
+    pub(super) fn is_current(&self) -> bool {
+        let s = self.socket;
+        s.generation16() == self.generation
+            && s.is(State::Attached)
+            && s.channel().is_some_and(|c| core::ptr::eq(c, self.channel))
+            && s.slot.load(Relaxed) as usize == self.slot
     }
 }
 
@@ -140,12 +146,24 @@ impl Waited<'_> {
     }
 }
 
-impl Drop for Waited<'_> {
-    fn drop(&mut self) {
+impl Waited<'_> {
+    pub(super) fn has(&self, s: &Socket) -> bool {
+        self.0.iter().any(|(waited, _)| core::ptr::eq(*waited, s))
+    }
+
+    /// None of them is waited for any more.
+    pub(super) fn forget(&mut self) {
         for (s, generation) in self.0.iter() {
             if s.count_poller(*generation, |n| n.wrapping_sub(1)) && s.is(State::Attached) {
                 io::on_poller_gone(s, *generation as u16);
             }
         }
+        self.0.retain(|_| false);
+    }
+}
+
+impl Drop for Waited<'_> {
+    fn drop(&mut self) {
+        self.forget();
     }
 }

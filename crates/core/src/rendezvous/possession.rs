@@ -131,14 +131,14 @@ impl Proof {
 
     /// Its socket still waits for an agreement.
     fn is_open(&self) -> bool {
-        self.socket.is(socket::State::Candidate) && self.may_touch()
+        self.socket.may_be_candidate() && self.may_touch()
     }
 
     /// Under the service's lock its descriptor stays what it is: who closes the number of a
     /// candidate, or of what was one, or makes it anything but plain, comes by here before he goes
     /// on (`service::closing`, `forget`, `renamed`, `last_look`).
     fn may_touch(&self) -> bool {
-        (self.socket.is(socket::State::Candidate) || self.socket.is(socket::State::Plain))
+        (self.socket.may_be_candidate() || self.socket.is(socket::State::Plain))
             && self.has_carrier()
     }
 

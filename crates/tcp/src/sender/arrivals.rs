@@ -121,9 +121,9 @@ impl Sender {
         // RFC 6298 (5.3); RFC 8985, 7.2.
         self.timeout_from = now;
         self.probe_from = now;
-        // What tells of a duplicate and of progress is not the first that told of the progress: the
-        // one before was lost, and the time would be that of the loss.
-        if ack.at <= self.rtt_until || arrived.dsack {
+        // What tells of a duplicate, and of the progress that it was sent for, is not the first that
+        // told of the progress: the one before was lost, and the time would be that of the loss.
+        if ack.at <= self.rtt_until || (arrived.again && arrived.dsack) {
             return;
         }
         // One measure each round trip (RFC 6298, 3). Of what was sent once (Karn); otherwise by

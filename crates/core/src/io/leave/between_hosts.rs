@@ -125,12 +125,25 @@ fn go_back(
     mut wait: impl FnMut(i64),
 ) -> bool {
     let inherited = s.is_inherited();
-    let (channel, slot) = (s.channel(), s.slot.load(Relaxed) as usize);
+    let mut on = (s.channel(), s.slot.load(Relaxed) as usize);
     ask_to_demote(s, g, why);
     let abandoned = loop {
         if s.generation16() != g || !s.is(State::Attached) {
-            if s.is(State::Candidate) {
-                candidates::make_plain(s, why);
+            match s.state.now() {
+                _ if s.generation16() != g => {}
+                State::Candidate => {
+                    candidates::make_plain(s, why);
+                    continue;
+                }
+                State::Changing if socket::await_change(s) => continue,
+                State::Changing => return false,
+                State::Attached => {
+                    // Taken back for a while, and attached again.
+                    on = (s.channel(), s.slot.load(Relaxed) as usize);
+                    ask_to_demote(s, g, why);
+                    continue;
+                }
+                _ => {}
             }
             has_left(s, g);
             return true;
@@ -146,7 +159,7 @@ fn go_back(
             && s.is(State::Attached)
             && s.generation16() == g;
         let is_over =
-            s.has(flag::BROKEN_OFF | flag::CORRUPT) || channel.is_some_and(|c| c.far.is_gone(slot));
+            s.has(flag::BROKEN_OFF | flag::CORRUPT) || on.0.is_some_and(|c| c.far.is_gone(on.1));
         if patience.sends && is_over {
             // What has come is still received.
             return false;

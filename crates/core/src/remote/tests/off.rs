@@ -242,6 +242,46 @@ fn a_set_follows_a_connection_that_is_taken_back() {
     }
 }
 
+/// A poll sleeps while its connection is taken back, and attached again by what other threads send:
+/// it hears what comes then. (It slept on the carrier, and the receiver was armed beside it.)
+#[test]
+fn a_poll_follows_a_connection_that_is_taken_back() {
+    use crate::testing::{Moment, just_before};
+    use std::rc::Rc;
+    let rig = Rc::new(RefCell::new(Rig::new(Order::Prompt, Model::ROCE, 2)));
+    let i = rig.borrow_mut().connect(0, 1);
+    rig.borrow_mut().promoted(i);
+    rig.borrow_mut().drain(i);
+    let End { socket: s, fd, .. } = rig.borrow().conns[i][A];
+    let (own, others) = (rig.clone(), rig.clone());
+    just_before(Moment::Sleep, move || {
+        let rig = &mut *own.borrow_mut();
+        config::with(off(), || io::pause(s, s.generation16(), fd, 0));
+        rig.until("it is on TCP", |r| r.conns[i].iter().all(|e| e.socket.is(State::Candidate)));
+        io::resume(s, s.generation16());
+        just_before(Moment::Sleep, move || {
+            let rig = &mut *others.borrow_mut();
+            rig.until("it is attached again", |r| {
+                r.send(i, A, 700);
+                while r.receive(i, C, 5000) > 0 {}
+                r.conns[i].iter().all(|e| e.socket.is(State::Attached))
+            });
+            rig.settle();
+            rig.send(i, C, 700);
+            rig.settle();
+        });
+    });
+    let mut one = libc::pollfd { fd, events: libc::POLLIN, revents: 0 };
+    // SAFETY: one entry of our own; no mask.
+    let r = unsafe { api::poll(&mut one, 1, 5_000_000_000, core::ptr::null()) };
+    assert_eq!((r, one.revents), (1, libc::POLLIN));
+    let mut rig = Rc::into_inner(rig).unwrap().into_inner();
+    rig.drain(i);
+    rig.promoted(i);
+    rig.exchange(i, 50_000);
+    rig.finish();
+}
+
 /// Both ends have agreed, and the connecting one is off before it is attached: the other one, which
 /// may be attached alone, does not say that both have agreed for as long as that is so.
 #[test]
