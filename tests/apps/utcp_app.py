@@ -602,7 +602,8 @@ def refuse_windows():
     libc = ctypes.CDLL(None, use_errno=True)
     if libc.syscall(ctypes.c_long(install), ctypes.c_uint(1), ctypes.c_uint(0), filters) != 0:
         raise OSError(ctypes.get_errno(), "seccomp")
-    os.environ["NETACC_TEST_FILTERED"] = "1"
+    # (The library traces such a process where that is asked for.)
+    os.environ |= {"NETACC_TEST_FILTERED": "1", "NACC_TRACE": "1"}
     os.execv(sys.executable, [sys.executable, *sys.argv])
 
 
@@ -635,6 +636,89 @@ def client_is_refused_by_the_kernel(s):
     say(all_of(s, 5))
     s.sendall(b"g")
     say(ends(s))
+
+
+def tells(sent, was_out):
+    """Tells the client how much there is, and whether the connection was out."""
+    with open(f"{ENOUGH}.new", "w") as file:
+        json.dump([sent, was_out], file)
+    os.rename(f"{ENOUGH}.new", ENOUGH)
+
+
+def is_told_that_it_is_cut(s):
+    """By a reset, which comes by itself: nothing is read or sent before. (In the kernel the process
+    leaves all that it has written.)"""
+    until(lambda: os.path.exists(ENOUGH), "the server does not get there")
+    with open(ENOUGH) as file:
+        sent, was_out = json.load(file)
+    hears = select.poll()
+    hears.register(s, 0)
+    heard = hears.poll(10_000) if was_out else []
+    got, _, end = ends(s)
+    right = bool(heard) and end == "ECONNRESET" if was_out else (got, end) == (sent, "end")
+    say("told", right or (sent, was_out, heard, got, end))
+
+
+@case
+def server_is_killed_and_refused(s):
+    """Nor has the kernel it if the process is killed, and the peer has read nothing by then."""
+    s.sendall(all_of(s, 5))
+    s.setblocking(False)
+    at = 0
+    while select.select([], [s], [], 0.5)[1]:
+        at += s.send(pattern(21, at, 60_000))
+    is_out(s)
+    tells(at, MODE["until"] == "out")
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+@case
+def client_is_killed_and_refused(s):
+    s.sendall(b"12345")
+    say(all_of(s, 5))
+    is_told_that_it_is_cut(s)
+
+
+@case
+def server_is_killed_and_refused_behind_losses(s):
+    """As above, and the peer does not have all that was sent: it sends until it is killed."""
+    listener = socket.create_server((OWN, PORT + 1))
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    for name in (socket.TCP_KEEPIDLE, socket.TCP_KEEPINTVL):
+        listener.setsockopt(socket.IPPROTO_TCP, name, 1)
+    s.sendall(b"r")
+    c, _ = listener.accept()
+    talk_server(c, MODE["until"])
+    all_of(c, 1)
+    is_out(c)
+    c.sendall(pattern(22, 0, 1000))
+    if MODE["until"] != "out":
+        tells(1000, False)
+        os.kill(os.getpid(), signal.SIGKILL)
+    c.setblocking(False)
+    with open(FLOWS, "w"):
+        pass
+    while True:
+        with contextlib.suppress(BlockingIOError):
+            c.send(pattern(22, 0, 1000))
+        time.sleep(0.01)
+
+
+@case
+def client_is_killed_and_refused_behind_losses(s):
+    """Its system has answered keep-alives: it does not ask a reset where it belongs, so soon."""
+    all_of(s, 1)
+    c = socket.create_connection((OWN, PORT + 1))
+    c.settimeout(60)
+    talk_client(c)
+
+    def segments():
+        return struct.unpack_from("I", c.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 144), 140)[0]
+
+    before = segments()
+    until(lambda: segments() >= before + 2, "no keep-alive")
+    c.sendall(b"k")
+    is_told_that_it_is_cut(c)
 
 
 ROOM = 4_000_000
@@ -907,7 +991,7 @@ def client_off_switch(s):
 
 def serve(name, until):
     MODE["until"] = until
-    if name == "is-refused-by-the-kernel" and until == "out":
+    if name.startswith(("is-refused-by-the-kernel", "is-killed-and-refused")) and until == "out":
         refuse_windows()
     listener = socket.create_server((OWN, PORT), reuse_port=False)
     print("listens", flush=True)
@@ -936,6 +1020,8 @@ TMP = os.environ.get("TMP", "/tmp")
 BEGUN = f"{TMP}/begun"
 # And one that ends a case.
 ENOUGH = f"{TMP}/enough"
+# One that says that the server sends.
+FLOWS = f"{TMP}/flows"
 
 
 class World:
@@ -986,7 +1072,7 @@ def run_case(world, name, library, meanwhile=None, as_whom=()):
     """What both ends say, and how the server ended."""
     me = [sys.executable, os.path.abspath(__file__)]
     until = "out" if library and not as_whom else "count"
-    for file in (BEGUN, ENOUGH):
+    for file in (BEGUN, ENOUGH, FLOWS):
         with contextlib.suppress(FileNotFoundError):
             os.unlink(file)
     server = subprocess.Popen(world.command(0, *as_whom, *me, "server", name, until), env=environment(library),
@@ -1069,7 +1155,8 @@ def suite(chosen):
             if name == "packets-are-lost" or (chosen and not any(name.startswith(c) for c in chosen)):
                 continue
             meanwhile = {"off-switch": switch_off_and_on, "device-goes-down": device_down,
-                         "waits-while-the-device-is-down": device_down, "mtu-is-lowered": mtu}.get(name)
+                         "waits-while-the-device-is-down": device_down, "mtu-is-lowered": mtu,
+                         "is-killed-and-refused-behind-losses": kill_behind_losses}.get(name)
             rounds = ROUNDS if name.startswith(("streams", "is-killed", "off-switch")) else 1
             try:
                 plain = is_whole(name, run_case(world, name, False, meanwhile if meanwhile is device_down else None))
@@ -1081,6 +1168,8 @@ def suite(chosen):
                 difference = repr(e)
             if name == "mtu-is-lowered":
                 world.run(0, "ip", "link", "set", "nu0", "mtu", "1500")
+            if name == "is-killed-and-refused-behind-losses":
+                answers_at_most_every(world, 500)
             if difference:
                 text = difference if isinstance(difference, str) else json.dumps(difference, indent=1)
                 report("failed", name, text)
@@ -1123,6 +1212,25 @@ def loses(world, is_lost):
                                       check=True, timeout=20).stdout)
     to = "02:00:00:00:00:01" if is_lost else links[0]["address"]
     world.run(0, "ip", "neigh", "replace", PEER, "lladdr", to, "dev", "nu0", "nud", "permanent")
+
+
+def answers_at_most_every(world, ms):
+    """How often the client's system answers segments that are out of place and have no byte."""
+    world.run(1, "sysctl", "-qw", f"net.ipv4.tcp_invalid_ratelimit={ms}")
+
+
+def kill_behind_losses(server, world):
+    """What the server has sent is lost, and it does not get to send it again."""
+    answers_at_most_every(world, 60_000)
+    until(lambda: os.path.exists(FLOWS), "nothing flows")
+    loses(world, True)
+    try:
+        until(lambda: traced(server.pid, "rto"), "no rto")
+        server.send_signal(signal.SIGSTOP)
+    finally:
+        loses(world, False)
+    server.kill()
+    tells(None, True)
 
 
 def losses(world):

@@ -7,7 +7,7 @@ use alloc::vec::Vec;
 use netacc_packet::port::{Frame, LinkAddress, Port};
 use netacc_tcp::Repair;
 use netacc_tcp::wire::emit::{Checksum, HEADERS_MAX, Service, headers};
-use netacc_tcp::wire::{Flags, Options, Segment};
+use netacc_tcp::wire::{Flags, Options, Segment, Stamps};
 
 /// What is left of a connection when it is no longer out.
 #[derive(Debug)]
@@ -28,16 +28,7 @@ pub(crate) struct Ended {
 impl Ended {
     /// Resets the peer: the kernel cannot go on with the connection, and nobody else would tell.
     pub(crate) fn reset(&self, port: &mut impl Port) {
-        let repair = &self.repair;
-        let sent = u32::try_from(repair.send_sent - repair.send_from).unwrap_or(0);
-        let segment = Segment {
-            seq: repair.send_seq.wrapping_add(sent),
-            ack: repair.receive_seq,
-            flags: Flags::RST.with(Flags::ACK),
-            window: 0,
-            options: Options::default(),
-            congested: false,
-        };
+        let segment = reset_of(&self.repair);
         let mut out = [0; HEADERS_MAX];
         let flow = self.kept.flow.reversed();
         let of = (&flow, &self.service);
@@ -48,4 +39,32 @@ impl Ended {
             port.send(&Frame { to: self.to, headers, ip_header, payload, segment: 0 });
         }
     }
+}
+
+/// Ends the side of a peer that has all that was sent.
+pub(crate) fn reset_of(repair: &Repair) -> Segment {
+    let sent = repair.send_sent.saturating_sub(repair.send_from);
+    let sent = u32::try_from(sent).unwrap_or(0);
+    Segment {
+        seq: repair.send_seq.wrapping_add(sent),
+        ack: repair.receive_seq,
+        flags: Flags::RST.with(Flags::ACK),
+        window: 0,
+        options: Options::default(),
+        congested: false,
+    }
+}
+
+/// A byte that the peer has had: it says at once which it waits for, and the kernel's answer to
+/// that, where nobody has the connection, is a reset at this number. It heeds none at another
+/// (RFC 5961, 3.2), where it asks itself at best, and not twice within 500 ms.
+pub(crate) fn question_of(repair: &Repair) -> (Segment, [u8; 1]) {
+    let stamps = repair.stamp.map(|value| Stamps { value, echo: 0 });
+    let segment = Segment {
+        seq: repair.send_seq.wrapping_sub(1),
+        flags: Flags::ACK,
+        options: Options { stamps, ..Options::default() },
+        ..reset_of(repair)
+    };
+    (segment, [0])
 }

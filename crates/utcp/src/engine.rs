@@ -7,7 +7,7 @@ use crate::carried::{Asked, Carried, Leaves, Over};
 use crate::ended::Ended;
 use crate::inject::Injector;
 use crate::keeper::Link;
-use crate::kernel::{Kept, Refusal};
+use crate::kernel::{Kept, Refusal, service_of};
 use crate::outcome::{GivenBack, NotBack, NotTaken};
 use crate::record::{Record, Stage, copy_of};
 use alloc::vec::Vec;
@@ -19,7 +19,6 @@ use netacc_packet::sys::{self, Errno, Fd};
 use netacc_tcp::table::Table;
 use netacc_tcp::wheel::Wheel;
 use netacc_tcp::wire::Flow;
-use netacc_tcp::wire::emit::Service;
 use netacc_tcp::wire::parse::{Checksums, packet};
 use netacc_tcp::{KeepAlive, Nanos, Wishes};
 
@@ -489,12 +488,6 @@ fn asked(fd: c_int, flow: &Flow) -> Result<Asked, Errno> {
     const MS: Nanos = 1_000_000;
     let tcp = |name| sys::get(fd, (libc::IPPROTO_TCP, name));
     let seconds = |name| tcp(name).map(|n| Nanos::try_from(n).unwrap_or(0) * SECOND);
-    let (level, class, hops) = if flow.source.address.is_ipv4() {
-        (libc::IPPROTO_IP, libc::IP_TOS, libc::IP_TTL)
-    } else {
-        (libc::IPPROTO_IPV6, libc::IPV6_TCLASS, libc::IPV6_UNICAST_HOPS)
-    };
-    let byte = |name| sys::get(fd, (level, name)).map(|n| u8::try_from(n).unwrap_or(0));
     let keep_alive = if sys::get(fd, (libc::SOL_SOCKET, libc::SO_KEEPALIVE))? == 0 {
         None
     } else {
@@ -509,7 +502,5 @@ fn asked(fd: c_int, flow: &Flow) -> Result<Asked, Errno> {
         user_timeout: (user_timeout > 0).then_some(user_timeout),
         ack_delay: 40 * MS,
     };
-    let service =
-        Service { hops: byte(hops)?, class: byte(class)?, ecn_capable: false, flow_label: 0 };
-    Ok(Asked { wishes, service })
+    Ok(Asked { wishes, service: service_of(fd, flow)? })
 }

@@ -1,14 +1,20 @@
 //! Packets that the kernel gets after all: those that came while a connection was between both, or
-//! that are not for the data path.
+//! that are not for the data path. And a reset of a peer, where there is no packet socket.
 //!
 //! A raw socket sends them to this host's own address, so they come in over the loopback device as
 //! if they had just arrived. Where that does not work (a socket bound to a device does not take
 //! them) the peer sends them again.
 
+use crate::ended::{question_of, reset_of};
 use core::net::IpAddr;
-use netacc_packet::sys::{self, Fd};
-use netacc_tcp::wire::Flow;
+use netacc_packet::sys::{self, Errno, Fd};
+use netacc_tcp::Repair;
 use netacc_tcp::wire::checksum::Sum;
+use netacc_tcp::wire::emit::{Checksum, HEADERS_MAX, Service, headers};
+use netacc_tcp::wire::{Flow, Segment};
+
+/// Whose packet it is, and what its IP header says.
+type Way<'a> = (&'a Flow, &'a Service);
 
 /// A raw socket for each family.
 #[derive(Debug)]
@@ -28,20 +34,55 @@ impl Injector {
     /// Gives the kernel a packet of this flow, as it came. False: it did not take it.
     #[must_use]
     pub fn inject(&self, flow: &Flow, packet: &mut [u8]) -> bool {
-        let mut to = [0; 28];
-        let (socket, family, at, length) = match flow.destination.address {
-            IpAddr::V4(_) => (&self.v4, libc::AF_INET, 4, 16),
-            IpAddr::V6(_) => (&self.v6, libc::AF_INET6, 8, 28),
+        let to = flow.destination.address;
+        complete(flow, packet).is_some_and(|packet| self.send(to, packet).is_ok())
+    }
+
+    /// Resets the peer of a flow that is the kernel's again, and whose socket is gone.
+    ///
+    /// # Errors
+    ///
+    /// What the kernel said: the peer has not been told.
+    pub(crate) fn reset(&self, (flow, service): Way<'_>, repair: &Repair) -> Result<(), Errno> {
+        let back = flow.reversed();
+        let of = (&back, service);
+        self.write(of, &reset_of(repair), &[])?;
+        let (question, byte) = question_of(repair);
+        self.write(of, &question, &byte)
+    }
+
+    /// A packet of this host's, to wherever it goes.
+    fn write(
+        &self,
+        (flow, service): Way<'_>,
+        segment: &Segment,
+        bytes: &[u8],
+    ) -> Result<(), Errno> {
+        let mut packet = [0; HEADERS_MAX + 1];
+        let sum = Checksum::Here(bytes);
+        let length = headers((flow, service), segment, bytes.len(), sum, &mut packet);
+        let length = length.ok_or(Errno(libc::EINVAL))?;
+        put(&mut packet, length, bytes);
+        let packet = packet.get(..length + bytes.len()).unwrap_or(&[]);
+        self.send(flow.destination.address, packet)
+    }
+
+    fn send(&self, to: IpAddr, packet: &[u8]) -> Result<(), Errno> {
+        let mut name = [0; 28];
+        let (socket, family, length) = match to {
+            IpAddr::V4(address) => {
+                put(&mut name, 4, &address.octets());
+                (&self.v4, libc::AF_INET, 16)
+            }
+            IpAddr::V6(address) => {
+                put(&mut name, 8, &address.octets());
+                (&self.v6, libc::AF_INET6, 28)
+            }
         };
-        let family = u16::try_from(family).unwrap_or(0).to_ne_bytes();
-        put(&mut to, 0, &family);
-        match flow.destination.address {
-            IpAddr::V4(address) => put(&mut to, at, &address.octets()),
-            IpAddr::V6(address) => put(&mut to, at, &address.octets()),
-        }
-        let (Some(socket), Some(packet)) = (socket, complete(flow, packet)) else { return false };
-        let to = to.get(..length).unwrap_or(&[]);
-        sys::send_to(socket.number(), packet, libc::MSG_DONTWAIT, to).is_ok()
+        put(&mut name, 0, &u16::try_from(family).unwrap_or(0).to_ne_bytes());
+        let socket = socket.as_ref().ok_or(Errno(libc::EPERM))?;
+        let name = name.get(..length).unwrap_or(&[]);
+        sys::send_to(socket.number(), packet, libc::MSG_DONTWAIT, name).map(drop)
     }
 }
 

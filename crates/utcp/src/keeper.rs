@@ -4,13 +4,15 @@
 //! It has copies of the sockets, of the steering and of each connection's [`Record`], and a link to
 //! the process. It does nothing with the sockets as long as the process lives. The process is gone
 //! when it has ended, or has no other end of the link any more (exec). Then each connection goes
-//! back from where its record says. A connection that the kernel has no way for is tried again, for
-//! a quarter of an hour, as the kernel would try.
+//! back from where its record says. A connection that the kernel has no way or no memory for is
+//! tried again, for a quarter of an hour, as the kernel would try. One that it does not have back
+//! is reset: what the peer got would else look whole.
 //!
 //! Whoever makes the keeper's process sees to it that it has nothing else of the process's, and is
 //! not killed with it.
 
-use crate::kernel::{Address, Info, Kept, Passed};
+use crate::inject::Injector;
+use crate::kernel::{Address, Info, Kept, Passed, service_of};
 use crate::record::{Record, Stage};
 use alloc::vec::Vec;
 use core::ffi::c_int;
@@ -18,6 +20,7 @@ use netacc_packet::rights::{self, MOST};
 use netacc_packet::shared::File;
 use netacc_packet::steering::{Held, Steering};
 use netacc_packet::sys::{self, Errno, Fd};
+use netacc_tcp::wire::emit::Service;
 
 /// What is asked of the keeper.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -179,11 +182,44 @@ struct Keeper {
     held: Option<Held>,
     process: Option<Fd>,
     ones: Vec<One>,
+    injector: Injector,
+}
+
+/// Why one is not the kernel's yet.
+enum NotBack {
+    /// It may be, later: no way to the peer, no memory.
+    Yet,
+    /// It will not be: what was refused once will be refused again.
+    Ever,
+}
+
+impl From<Errno> for NotBack {
+    fn from(errno: Errno) -> Self {
+        match errno.0 {
+            libc::ENOMEM | libc::ENOBUFS | libc::EAGAIN | libc::EINTR => Self::Yet,
+            libc::ENFILE | libc::EMFILE => Self::Yet,
+            // Another thread waits in it (Linux 6.6, tcp_disconnect).
+            libc::EBUSY => Self::Yet,
+            // The way was there a moment ago.
+            libc::ENETUNREACH | libc::EHOSTUNREACH | libc::ENETDOWN => Self::Yet,
+            libc::ENODEV | libc::EADDRNOTAVAIL => Self::Yet,
+            _ => Self::Ever,
+        }
+    }
+}
+
+impl NotBack {
+    /// Routes that are there to refuse say EACCES and EINVAL, and may be gone later; EPERM is said
+    /// by no route (a program of the control group, a filter of system calls).
+    const fn of_way(errno: Errno) -> Self {
+        if errno.0 == libc::EPERM { Self::Ever } else { Self::Yet }
+    }
 }
 
 /// Serves one process until it is gone, and all of its connections are the kernel's.
 pub fn run(link: Fd) {
-    let mut keeper = Keeper { link, held: None, process: None, ones: Vec::new() };
+    let injector = Injector::new();
+    let mut keeper = Keeper { link, held: None, process: None, ones: Vec::new(), injector };
     while keeper.serve() {}
     for _ in 0..TRIES {
         keeper.give_back();
@@ -194,7 +230,7 @@ pub fn run(link: Fd) {
         let _ = sys::poll(-1, 0, AGAIN_MS);
     }
     for one in &keeper.ones {
-        one.kept.leave();
+        one.reset(keeper.held.as_ref(), &keeper.injector);
     }
 }
 
@@ -266,53 +302,95 @@ impl Keeper {
 
     /// Gives back what can be given back.
     fn give_back(&mut self) {
-        let Self { ones, held, .. } = self;
-        ones.retain_mut(|one| one.give_back(held.as_ref()).is_err());
+        let Self { ones, held, injector, .. } = self;
+        let held = held.as_ref();
+        ones.retain_mut(|one| match one.give_back(held) {
+            Ok(()) => false,
+            Err(NotBack::Yet) => true,
+            Err(NotBack::Ever) => {
+                one.reset(held, injector);
+                false
+            }
+        });
     }
 }
 
 impl One {
-    fn give_back(&mut self, held: Option<&Held>) -> Result<(), Errno> {
-        let kept = &mut self.kept;
-        let flow = kept.flow;
-        let release = || {
-            if let Some(held) = held {
-                held.release(&flow);
-            }
-        };
+    fn give_back(&mut self, held: Option<&Held>) -> Result<(), NotBack> {
         match self.record.stage() {
             // It was never anything but the kernel's.
             Stage::Whole => {
-                kept.leave();
-                release();
+                self.kept.leave();
+                self.release(held);
+                Ok(())
             }
-            Stage::Out => {
-                kept.can_connect()?;
-                let numbers = self.record.numbers();
-                let (queues, unsent) = self.record.queues(&numbers)?;
-                kept.set_mss(c_int::try_from(self.record.mss()).unwrap_or(0));
-                kept.repair()?;
-                let buffers = kept.refill(&numbers.repair, &queues)?;
-                release();
-                kept.thaw(!queues.in_flight.is_empty() || !unsent.is_empty());
-                let _ = kept.write(&unsent);
-                kept.restore(buffers);
-            }
-            // It has all but what was written last.
-            Stage::Back => {
-                let numbers = self.record.numbers();
-                let (_, unsent) = self.record.queues(&numbers)?;
-                let repair = &numbers.repair;
-                let length = repair.send_to.wrapping_sub(repair.send_from);
-                let end = repair.send_seq.wrapping_add(u32::try_from(length).unwrap_or(0));
-                let missing = kept.missing(end, unsent.len()).unwrap_or(0);
-                release();
-                kept.thaw(true);
-                let rest = unsent.len().saturating_sub(missing);
-                let _ = kept.write(unsent.get(rest..).unwrap_or(&[]));
-            }
+            Stage::Out => self.refill(held),
+            Stage::Back => self.complete(held),
         }
+    }
+
+    fn release(&self, held: Option<&Held>) {
+        if let Some(held) = held {
+            held.release(&self.kept.flow);
+        }
+    }
+
+    /// The socket has nothing of what was out.
+    fn refill(&mut self, held: Option<&Held>) -> Result<(), NotBack> {
+        let kept = &mut self.kept;
+        kept.can_connect().map_err(NotBack::of_way)?;
+        let numbers = self.record.numbers();
+        let (queues, unsent) = self.record.queues(&numbers)?;
+        kept.set_mss(c_int::try_from(self.record.mss()).unwrap_or(0));
+        kept.repair()?;
+        let buffers = kept.refill(&numbers.repair, &queues)?;
+        self.record.set_stage(Stage::Back);
+        self.release(held);
+        self.kept.thaw(!queues.in_flight.is_empty() || !unsent.is_empty());
+        self.write(&unsent)?;
+        self.kept.restore(buffers);
         Ok(())
+    }
+
+    /// It has all but what was written last.
+    fn complete(&self, held: Option<&Held>) -> Result<(), NotBack> {
+        let numbers = self.record.numbers();
+        let (_, unsent) = self.record.queues(&numbers)?;
+        let missing = if unsent.is_empty() {
+            0
+        } else {
+            let repair = &numbers.repair;
+            let length = repair.send_to.wrapping_sub(repair.send_from);
+            let end = repair.send_seq.wrapping_add(u32::try_from(length).unwrap_or(0));
+            self.kept.missing(end, unsent.len())?
+        };
+        self.release(held);
+        self.kept.thaw(true);
+        self.write(unsent.get(unsent.len().saturating_sub(missing)..).unwrap_or(&[]))
+    }
+
+    /// All of it: behind a part the end of the stream would not be that of what was written.
+    fn write(&self, bytes: &[u8]) -> Result<(), NotBack> {
+        let taken = self.kept.write(bytes);
+        let rest = bytes.get(taken..).unwrap_or(&[]);
+        if rest.is_empty() {
+            return Ok(());
+        }
+        // (Why it took no more. What it takes of this is seen by the next try.)
+        sys::send(self.kept.descriptor(), rest, libc::MSG_DONTWAIT)?;
+        Err(NotBack::Yet)
+    }
+
+    /// Nobody goes on with it: the peer hears that it is cut, and does not take what it has for
+    /// all. The kernel, which has nothing of it any more, answers what the peer sends with resets.
+    fn reset(&self, held: Option<&Held>, injector: &Injector) {
+        // (What the kernel says of it is not heard while it is held: its numbers may be any.)
+        self.kept.dissolve();
+        self.release(held);
+        let flow = self.kept.flow;
+        let usual = Service { hops: 64, class: 0, ecn_capable: false, flow_label: 0 };
+        let service = service_of(self.kept.descriptor(), &flow).unwrap_or(usual);
+        let _ = injector.reset((&flow, &service), &self.record.numbers().repair);
     }
 }
 

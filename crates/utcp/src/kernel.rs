@@ -12,6 +12,7 @@ mod addresses;
 mod examine;
 
 pub use addresses::Address;
+pub(crate) use examine::service_of;
 pub use examine::{Info, Refusal};
 
 use alloc::vec::Vec;

@@ -4,6 +4,7 @@ use super::{Address, Kept, of_socket, tcp};
 use core::ffi::c_int;
 use netacc_packet::sys::{self, Errno, Fd};
 use netacc_tcp::wire::Flow;
+use netacc_tcp::wire::emit::Service;
 
 /// Why a connection stays with the kernel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -164,4 +165,15 @@ fn is_tracked() -> bool {
     let mut count = [0; 16];
     let read = sys::read_file(c"/proc/sys/net/netfilter/nf_conntrack_count", &mut count);
     read.is_ok_and(|read| count.get(..read).unwrap_or(&[]).trim_ascii() != b"0")
+}
+
+/// What the IP headers of its packets say.
+pub(crate) fn service_of(fd: c_int, flow: &Flow) -> Result<Service, Errno> {
+    let (level, class, hops) = if flow.source.address.is_ipv4() {
+        (libc::IPPROTO_IP, libc::IP_TOS, libc::IP_TTL)
+    } else {
+        (libc::IPPROTO_IPV6, libc::IPV6_TCLASS, libc::IPV6_UNICAST_HOPS)
+    };
+    let byte = |name| sys::get(fd, (level, name)).map(|n| u8::try_from(n).unwrap_or(0));
+    Ok(Service { hops: byte(hops)?, class: byte(class)?, ecn_capable: false, flow_label: 0 })
 }
