@@ -83,6 +83,7 @@ static EXTRAS: AtomicU32 = AtomicU32::new(0);
 
 mod at_listeners;
 mod ctl;
+mod ctl_listener;
 mod edge;
 mod epoll_wait;
 mod hand_back;

@@ -117,7 +117,7 @@ pub(crate) use probe::{begin_probe, end_probe, probed_by, set_probed};
 pub(crate) use promote::{may_send_on_carrier, on_more_room, on_nodelay};
 pub(crate) use receive::unread;
 #[cfg(test)]
-pub(crate) use receive::{receive_broken, within_receive};
+pub(crate) use receive::{receive_behind, receive_broken, within_receive};
 use receive::{recv_attached, recv_one};
 pub(crate) use reset::{
     carrier_is_over, carrier_is_reset, is_reset_now, on_error_taken, owes_reset, settled,
@@ -294,22 +294,6 @@ unsafe fn recv_any(fd: c_int, buf: *mut u8, len: usize, flags: c_int) -> Ret {
         sleep::recvfrom(fd, buf, len, flags | more, core::ptr::null_mut(), core::ptr::null_mut())
     };
     dispatch(fd, Side::Receive, flags, ring, kernel)
-}
-
-/// A receive, and what another thread does when it has looked which path it goes.
-#[cfg(test)]
-pub(crate) fn receive_behind(fd: c_int, to: &mut [u8], other: impl Fn()) -> Ret {
-    let part = sys::iov(to.as_mut_ptr(), to.len());
-    let ring = |s, g| {
-        other();
-        // SAFETY: a buffer of the test's.
-        unsafe { recv_one(s, g, fd, part, libc::MSG_DONTWAIT) }
-    };
-    let (at, n, none) = (part.iov_base.cast(), part.iov_len, core::ptr::null_mut());
-    // SAFETY: as above.
-    let kernel =
-        |more| unsafe { sleep::recvfrom(fd, at, n, libc::MSG_DONTWAIT | more, none, none.cast()) };
-    dispatch(fd, Side::Receive, libc::MSG_DONTWAIT, ring, kernel)
 }
 
 /// The buffers of a vector call. `Err`: the call's result; [`PASS`] where nothing is asked, or what

@@ -195,6 +195,22 @@ pub(crate) fn within_receive(s: &'static Socket, handler: impl FnOnce()) {
     handler();
 }
 
+/// A receive, and what another thread does when it has looked which path it goes.
+#[cfg(test)]
+pub(crate) fn receive_behind(fd: c_int, to: &mut [u8], other: impl Fn()) -> Ret {
+    let part = sys::iov(to.as_mut_ptr(), to.len());
+    let ring = |s, g| {
+        other();
+        // SAFETY: a buffer of the test's.
+        unsafe { recv_one(s, g, fd, part, libc::MSG_DONTWAIT) }
+    };
+    let (at, n, none) = (part.iov_base.cast(), part.iov_len, core::ptr::null_mut());
+    // SAFETY: as above.
+    let kernel =
+        |more| unsafe { sleep::recvfrom(fd, at, n, libc::MSG_DONTWAIT | more, none, none.cast()) };
+    super::dispatch(fd, Side::Receive, libc::MSG_DONTWAIT, ring, kernel)
+}
+
 /// A receive that takes no byte, because none is asked for: waits as any other (tcp_recvmsg).
 #[cold]
 pub(super) fn recv_nothing(
