@@ -5,8 +5,7 @@
 //! the process was killed. To record takes no lock, no memory and no system call; signal handlers
 //! may. A connection has a ring when it has shown that it lives: one of a single request and its
 //! reply costs nothing. What takes system calls (the file, more of it) the library's own threads
-//! do, beside their other work ([`keep_ready`]): a connection that finds no ring has one with a
-//! later event.
+//! do, beside their other work ([`keep_ready`]): who finds no ring has one with a later event.
 
 use crate::{config, sys};
 use core::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, AtomicU64, Ordering::*};
@@ -30,8 +29,7 @@ static TRIED: AtomicU32 = AtomicU32::new(0);
 static READY: AtomicU32 = AtomicU32::new(0);
 /// Rings from here on were never used.
 static UNUSED: AtomicU32 = AtomicU32::new(0);
-/// Where the search for a ring begins that is used again: the one that was given back first comes
-/// first, more or less.
+/// Where the search for a ring to be used again begins: at what was given back first, about.
 static HAND: AtomicU32 = AtomicU32::new(0);
 /// A thread is at the file.
 static GROWING: AtomicU32 = AtomicU32::new(0);

@@ -11,7 +11,7 @@ use super::{
 };
 use crate::fast_connect;
 use crate::fd_table::{self, Entry};
-use crate::outcome::{ANEW, PASS, Ret};
+use crate::outcome::{PASS, Ret};
 use crate::socket::{Named, State};
 use crate::{adoption, io, process, signals, stats, sys, user};
 use core::ffi::c_int;
@@ -72,7 +72,7 @@ unsafe fn ctl_ours(epfd: c_int, op: c_int, fd: c_int, event: *mut epoll_event, r
         if e.owner.load(Relaxed) != process::id() || !s.is(State::Attached) {
             return ctl_plain(e, epfd, op, on, ev);
         }
-        return ctl_attached(e, epfd, op, on, ev);
+        return ctl_attached(e, epfd, op, on, ev).unwrap_or(PASS);
     }
     loop {
         match s.state.now() {
@@ -97,9 +97,9 @@ unsafe fn ctl_ours(epfd: c_int, op: c_int, fd: c_int, event: *mut epoll_event, r
             }
             State::Changing if crate::socket::await_change(s) => {}
             State::Attached => match ctl_attached(e, epfd, op, on, ev) {
-                ANEW if s.generation16() == g => sys::sched_yield(),
-                ANEW => return PASS,
-                r => return r,
+                Some(r) => return r,
+                None if s.generation16() == g => sys::sched_yield(),
+                None => return PASS,
             },
             _ => return ctl_plain(e, epfd, op, on, ev),
         }
@@ -264,34 +264,30 @@ fn put(e: &Epoll, inner: &mut Inner, item: Item) -> Option<u32> {
 
 /// epoll_ctl that has seen it attached, and does not know what has come of it since.
 #[cfg(test)]
-pub(crate) fn ctl_of_attached(epfd: c_int, op: c_int, on: Named, ev: epoll_event) -> Ret {
-    fd_table::epoll(epfd).map_or(PASS, |e| ctl_attached(at(e), epfd, op, on, ev))
+pub(crate) fn ctl_of_attached(epfd: c_int, op: c_int, on: Named, ev: epoll_event) -> Option<Ret> {
+    ctl_attached(at(fd_table::epoll(epfd)?), epfd, op, on, ev)
 }
 
-/// It is not attached any more, or another connection: what the call comes to. (Who detaches it
-/// hands its items back under the set's lock, behind that. Of what a forked child has somebody else
-/// says what it is.)
-fn is_no_more(on: Named) -> Option<Ret> {
-    let is = on.s.is(State::Attached) && on.s.generation16() == on.g;
-    match (is, on.s.is_inherited()) {
-        (false, false) => Some(ANEW),
-        (false, true) => Some(PASS),
-        (true, _) => None,
-    }
-}
-
-/// [`ANEW`]: it is not attached any more.
-fn ctl_attached(e: &'static Epoll, epfd: c_int, op: c_int, on: Named, ev: epoll_event) -> Ret {
+/// `None`: it is not attached any more. (Who detaches it hands its items back under the set's lock,
+/// behind that.)
+#[inline(always)]
+fn ctl_attached(
+    e: &'static Epoll,
+    epfd: c_int,
+    op: c_int,
+    on: Named,
+    ev: epoll_event,
+) -> Option<Ret> {
     let Named { s, fd, .. } = on;
     if op != libc::EPOLL_CTL_DEL {
         let asked = ev.events;
         if asked & EXCLUSIVE != 0 && (op == libc::EPOLL_CTL_MOD || asked & !EXCLUSIVE_OK != 0) {
-            return -(libc::EINVAL as Ret);
+            return Some(-(libc::EINVAL as Ret));
         }
     }
     let mut inner = e.inner.lock();
-    if let Some(r) = is_no_more(on) {
-        return r;
+    if !s.is(State::Attached) {
+        return None;
     }
     let mut index = inner.index_of(fd).filter(|i| inner.item_of(*i, s).is_some());
     if let (libc::EPOLL_CTL_ADD, Some(i)) = (op, index)
@@ -306,19 +302,19 @@ fn ctl_attached(e: &'static Epoll, epfd: c_int, op: c_int, on: Named, ev: epoll_
     let r = match (op, index) {
         (libc::EPOLL_CTL_ADD, None) => {
             drop(inner);
-            let r = add(e, epfd, on, ev);
+            let r = add(e, epfd, on, ev)?;
             inner = e.inner.lock();
             r
         }
         (libc::EPOLL_CTL_ADD | libc::EPOLL_CTL_MOD, Some(i)) => {
             let Some(item) = inner.item(i) else {
-                return -(libc::ENOENT as Ret);
+                return Some(-(libc::ENOENT as Ret));
             };
             if item.present == (op == libc::EPOLL_CTL_ADD) {
-                return -(if item.present { libc::EEXIST } else { libc::ENOENT } as Ret);
+                return Some(-(if item.present { libc::EEXIST } else { libc::ENOENT } as Ret));
             }
             if op == libc::EPOLL_CTL_MOD && item.events & EXCLUSIVE != 0 {
-                return -(libc::EINVAL as Ret);
+                return Some(-(libc::EINVAL as Ret));
             }
             (item.events, item.data, item.present, item.disabled, item.seen) =
                 (ev.events, ev.u64, true, false, None);
@@ -333,7 +329,7 @@ fn ctl_attached(e: &'static Epoll, epfd: c_int, op: c_int, on: Named, ev: epoll_
         }
         (libc::EPOLL_CTL_DEL, Some(i)) => {
             let Some(item) = inner.item(i).filter(|item| item.present) else {
-                return -(libc::ENOENT as Ret);
+                return Some(-(libc::ENOENT as Ret));
             };
             // (Nobody tells a set of what only others of the socket's are to report.)
             if item.extra.is_some() || s.registrations.load(SeqCst) > 1 {
@@ -352,12 +348,13 @@ fn ctl_attached(e: &'static Epoll, epfd: c_int, op: c_int, on: Named, ev: epoll_
     if e.barred.load(Relaxed) {
         light(e, &mut inner);
     }
-    r
+    Some(r)
 }
 
 /// Puts an attached socket into the set: as a home of it, if there is one left; otherwise it goes
-/// to the kernel, and only if it cannot go at once becomes an extra item.
-fn add(e: &'static Epoll, epfd: c_int, on: Named, ev: epoll_event) -> Ret {
+/// to the kernel, and only if it cannot go at once becomes an extra item. `None`: it is not
+/// attached any more.
+fn add(e: &'static Epoll, epfd: c_int, on: Named, ev: epoll_event) -> Option<Ret> {
     let Named { s, g, fd } = on;
     let counts = !s.is_inherited();
     let mut extra = (!counts).then_some(Reason::InheritedByFork);
@@ -373,9 +370,9 @@ fn add(e: &'static Epoll, epfd: c_int, on: Named, ev: epoll_event) -> Ret {
             home.into_iter().for_each(|taken| homes::give_back(s, taken));
             s.registrations.fetch_sub(u32::from(counts), SeqCst)
         };
-        if let Some(r) = is_no_more(on) {
+        if s.generation16() != g || !s.is(State::Attached) {
             uncount(home);
-            return r;
+            return None;
         }
         if extra.is_none() {
             let why = match homes::take(s, e, ev.events) {
@@ -384,7 +381,7 @@ fn add(e: &'static Epoll, epfd: c_int, on: Named, ev: epoll_event) -> Ret {
                     let Some(channel) = s.channel() else {
                         // It is being detached at this moment.
                         uncount(home);
-                        return ANEW;
+                        return None;
                     };
                     activate(e, &mut inner, channel).err()
                 }
@@ -394,7 +391,7 @@ fn add(e: &'static Epoll, epfd: c_int, on: Named, ev: epoll_event) -> Ret {
                 uncount(home);
                 drop(inner);
                 if io::to_kernel(s, g, fd, why, false) {
-                    return ANEW;
+                    return None;
                 }
                 extra = Some(why);
                 continue;
@@ -407,11 +404,8 @@ fn add(e: &'static Epoll, epfd: c_int, on: Named, ev: epoll_event) -> Ret {
         let Some(i) = put(e, &mut inner, item) else {
             uncount(home);
             drop(inner);
-            return if io::to_kernel(s, g, fd, Reason::NoMemory, false) {
-                if counts { ANEW } else { PASS }
-            } else {
-                -(libc::ENOMEM as Ret)
-            };
+            let is_gone = io::to_kernel(s, g, fd, Reason::NoMemory, false);
+            return (!is_gone).then_some(-(libc::ENOMEM as Ret));
         };
         if extra.is_some() {
             inner.extras.push(i);
@@ -423,7 +417,7 @@ fn add(e: &'static Epoll, epfd: c_int, on: Named, ev: epoll_event) -> Ret {
         if r < 0 {
             inner.remove(i);
             uncount(home);
-            return r;
+            return Some(r);
         }
         if let Some(home) = home {
             homes::move_in(s, home, e, i);
@@ -431,10 +425,10 @@ fn add(e: &'static Epoll, epfd: c_int, on: Named, ev: epoll_event) -> Ret {
             if let Some(channel) = s.channel() {
                 post(e, s, channel);
             }
-            if is_no_more(on).is_some() {
+            if !s.is(State::Attached) {
                 // Who detached it has not found it here, or waits for the set.
                 hand_back(e, &mut inner, i);
-                return 0;
+                return Some(0);
             }
         }
         inner.fresh = true;
@@ -443,7 +437,7 @@ fn add(e: &'static Epoll, epfd: c_int, on: Named, ev: epoll_event) -> Ret {
             inner.queue(i);
         }
         prod(e, &inner);
-        return 0;
+        return Some(0);
     }
 }
 

@@ -6,7 +6,7 @@ use super::ready::evaluate;
 use super::set::Listening;
 use super::{
     DOORBELL, ENDS, ET, Epoll, GATHER, IN, Inner, Item, KERNEL, LISTENERS, ONESHOT, OUT, TURNS,
-    VISITS, come_in, untag,
+    come_in, untag,
 };
 use crate::fast_connect::Listener;
 use crate::lock::Guard;
@@ -420,17 +420,16 @@ impl<const N: usize> Local<N> {
 
     /// Asks the kernel for up to `room` events. The mask is the caller's.
     pub(super) fn fill(&mut self, epfd: c_int, room: usize, timeout_ns: i64, mask: Mask) -> Ret {
-        let room = room.min(N) as c_int;
         // SAFETY: a buffer of that many events; the mask is null or the application's.
-        unsafe { sleep::epoll_wait(epfd, self.0.as_mut_ptr().cast(), room, timeout_ns, mask) }
-    }
-
-    /// The same without waiting, for what comes behind the first `n`.
-    fn fill_behind(&mut self, n: usize, epfd: c_int, room: usize) -> Ret {
-        let Some(free) = self.0.get_mut(n..) else { return 0 };
-        let (at, room) = (free.as_mut_ptr().cast(), room.min(free.len()) as c_int);
-        // SAFETY: as above; no mask.
-        unsafe { sleep::epoll_wait(epfd, at, room, 0, core::ptr::null()) }
+        unsafe {
+            sleep::epoll_wait(
+                epfd,
+                self.0.as_mut_ptr().cast(),
+                room.min(N) as c_int,
+                timeout_ns,
+                mask,
+            )
+        }
     }
 
     /// Takes over what the kernel has put into the application's buffer. False: there is no room
@@ -458,16 +457,11 @@ impl<const N: usize> Local<N> {
     #[cold]
     #[inline(never)]
     pub(super) fn filled(&mut self, inner: &mut Inner, r: Ret) -> &[epoll_event] {
-        self.filled_behind(0, inner, r)
-    }
-
-    /// The same of what came behind the first `n`; all of them.
-    fn filled_behind(&mut self, n: usize, inner: &mut Inner, r: Ret) -> &[epoll_event] {
-        let all = (n + r.max(0) as usize).min(N);
+        let n = (r.max(0) as usize).min(N);
         // SAFETY: so many were written, and any bytes are an event.
         let events: &mut [epoll_event] =
-            unsafe { core::slice::from_raw_parts_mut(self.0.as_mut_ptr().cast(), all) };
-        for ev in events.iter_mut().skip(n) {
+            unsafe { core::slice::from_raw_parts_mut(self.0.as_mut_ptr().cast(), n) };
+        for ev in events.iter_mut() {
             if untag(ev.u64)
                 .is_some_and(|index| index < GATHER && !is_news(inner, index, ev.events))
             {
@@ -530,23 +524,11 @@ pub(super) fn ask<'a, const N: usize>(
     if room == 0 {
         return None;
     }
+    stats::count(Counter::KernelEpollVisits);
     let began = sys::ticks();
-    let (mut n, mut left, mut backlog) = (0, room, false);
-    // What the kernel has for the library alone must not take the place of what it has for the
-    // application: a set that is asked once would not tell of that.
-    for _ in 0..VISITS {
-        stats::count(Counter::KernelEpollVisits);
-        let r = local.fill_behind(n, epfd, left);
-        backlog = r == left as isize;
-        let events = local.filled_behind(n, inner, r);
-        left = events.len() - n - reportable(events.get(n..).unwrap_or(&[]));
-        n = events.len();
-        if !backlog || left == 0 {
-            break;
-        }
-    }
-    inner.looked(e, began, backlog);
-    Some(local.filled_behind(n, inner, 0))
+    let r = local.fill(epfd, room, 0, core::ptr::null());
+    inner.looked(e, began, r == room as isize);
+    Some(if r > 0 { local.filled(inner, r) } else { &[] })
 }
 
 impl Inner {
