@@ -54,7 +54,10 @@ talk() {
     accel python3 "$APP" client "$PORT" "$TMP/$name" 300 300 0.002 "$@"
     wait_for 10 has_end "$name" "$TMP/$name"
     end_capture
-    [ "$(ask "$name" "$both" "$TMP/$name")" = "$both_whole" ] && break
+    # (A connection may leave the rings at its very end: what is behind that is not in the file.)
+    [ "$(ask "$name" "$both" "$TMP/$name")" = "$both_whole" ] || continue
+    [ "$name" = switched ] ||
+      [ "$(ask "$name" 'all("F" in of(way)["flags"] for way in ("sent", "received"))' "$TMP/$name")" = True ] && break
   done
   same "$name-whole" "$both_whole" "$(ask "$name" "$both" "$TMP/$name")"
   same "$name-status" 0 "$STATUS"

@@ -56,7 +56,8 @@ fn find(fds: &[pollfd], wants: &mut Scratch<'_, Want>, waited: &mut Waited<'_>) 
                     io::need_kernel(p.fd, Reason::InheritedByFork);
                 }
                 let mut channel = attached_to(s);
-                if channel.is_none() && is_coming(s) && !waited.has(s) && !waited.add(s) {
+                let goes = is_coming(s) || (s.is(State::Attached) && !silent);
+                if channel.is_none() && goes && !waited.has(s) && !waited.add(s) {
                     // (Taken back at this moment, and attached again.)
                     channel = attached_to(s);
                 }
@@ -83,9 +84,9 @@ fn find(fds: &[pollfd], wants: &mut Scratch<'_, Want>, waited: &mut Waited<'_>) 
 }
 
 /// Who detaches it takes the channel away first, a moment before it is not attached any more. (Not
-/// for ever: this may be a handler on top of that.)
+/// for ever: this may be a handler on top of that. A forked child may have none.)
 fn attached_to(s: &'static Socket) -> Option<&'static Channel> {
-    for _ in 0..1000 {
+    for _ in 0..if s.is_inherited() { 1 } else { 1000 } {
         let channel = s.channel();
         if !s.is(State::Attached) {
             return None;
@@ -375,9 +376,7 @@ fn poll_connections(fds: &mut [pollfd], timeout_ns: i64, mask: Mask) -> Result<R
             let peers = Peers::of(wants.iter().map(|w| w.channel));
             if wait::spin(peers, limit_of(&wants), || {
                 engines.poll();
-                wants
-                    .iter()
-                    .any(|w| fds.get(w.index).is_some_and(|p| w.look_for_ends(p.events).0 != 0))
+                wants.iter().any(|w| is_found(fds, w) || !w.is_current())
             }) {
                 continue;
             }
@@ -390,6 +389,10 @@ fn poll_connections(fds: &mut [pollfd], timeout_ns: i64, mask: Mask) -> Result<R
             return Ok(look_all(fds, &wants, &mut kernel, true));
         }
     }
+}
+
+fn is_found(fds: &[pollfd], w: &Want) -> bool {
+    fds.get(w.index).is_some_and(|p| w.look_for_ends(p.events).0 != 0)
 }
 
 /// For how long a wait for them may poll by rules: as the one that may be polled for least.
@@ -515,12 +518,13 @@ fn sleep(
         Engines::of(wants.iter().map(|w| w.channel)).before_sleep();
     }
     let missed = wants.iter().any(|w| {
-        fds.get(w.index).is_some_and(|p| {
-            let room = p.events & OUT != 0
+        let has_room = |p: &pollfd| {
+            p.events & OUT != 0
                 && w.socket.published.sends_fast()
-                && wait::send_room_or_ask(w.socket, w.channel, w.slot, w.socket.room_bytes());
-            room || w.look_for_ends(p.events).0 != 0
-        })
+                && wait::send_room_or_ask(w.socket, w.channel, w.slot, w.socket.room_bytes())
+        };
+        // (Who took it back before it stood at its place has told nobody.)
+        fds.get(w.index).is_some_and(has_room) || is_found(fds, w) || !w.is_current()
     });
     let mut r = 0;
     if !missed {

@@ -425,11 +425,11 @@ fn add(e: &'static Epoll, epfd: c_int, on: Named, ev: epoll_event) -> Option<Ret
             if let Some(channel) = s.channel() {
                 post(e, s, channel);
             }
-            if !s.is(State::Attached) {
-                // Who detached it has not found it here, or waits for the set.
-                hand_back(e, &mut inner, i);
-                return Some(0);
-            }
+        }
+        if counts && !s.is(State::Attached) {
+            // Who detached it has not found it here, or waits for the set.
+            hand_back(e, &mut inner, i);
+            return Some(0);
         }
         inner.fresh = true;
         if inner.item(i).is_some_and(|item| may_report(item, true)) {

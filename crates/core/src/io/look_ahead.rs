@@ -2,7 +2,7 @@
 //! nothing, stays before that. A program that looks until a whole message is there would never see
 //! the rest of it.
 
-use super::ends::{RxHeld, load_announce};
+use super::ends::{RxHeld, carrier_unread, load_announce};
 use super::receive_once::kernel_recv_around;
 use super::take::{Target, drain};
 use core::ffi::c_int;
@@ -53,8 +53,8 @@ pub(super) unsafe fn look_ahead(
                     Err(CopyError::PeerCorrupt) => return Err(Corrupt::Overrun),
                 }
             }
-            // As TCP does.
-            Plan::Carrier { .. } if is_at_mark(to.fd) => 0,
+            // As TCP does. And an error is told to who takes what is before it.
+            Plan::Carrier { .. } if is_at_mark(to.fd) || !has_more(to.fd, by_carrier) => 0,
             Plan::Carrier { limit, peek_first } => {
                 let most = limit.saturating_add(by_carrier as u64).min(isize::MAX as u64) as usize;
                 let flags = to.flags | MSG_DONTWAIT;
@@ -74,6 +74,11 @@ pub(super) unsafe fn look_ahead(
             return Ok(seen);
         }
     }
+}
+
+/// Whether the carrier has bytes behind the first `n`.
+fn has_more(fd: c_int, n: usize) -> bool {
+    carrier_unread(fd).is_some_and(|unread| unread > n)
 }
 
 fn is_on_carrier(plan: &Plan) -> bool {

@@ -181,3 +181,25 @@ fn select_answers_for_what_is_in_its_sets_and_below_its_limit() {
         p.close();
     });
 }
+
+/// Who takes a connection back tells those who stand at its place; who comes there behind that
+/// sees it by itself.
+#[test]
+fn nobody_sleeps_for_what_is_taken_back() {
+    let p = Pair::new(On::Ring);
+    let fds = [pollfd { fd: p.a.0, events: IN, revents: 0 }];
+    let (mut wants, mut waited) = ([MaybeUninit::uninit()], [MaybeUninit::uninit()]);
+    let mut kernel = [MaybeUninit::uninit(); 2];
+    let mut wants = Scratch::within(&mut wants, 1).unwrap();
+    let mut waited = Waited(Scratch::within(&mut waited, 1).unwrap());
+    let mut kernel = Scratch::within(&mut kernel, 2).unwrap();
+    find(&fds, &mut wants, &mut waited);
+    // As if it had come again since.
+    let want = wants.first_mut().unwrap();
+    want.generation = want.generation.wrapping_add(1);
+    just_before(Moment::Sleep, || ());
+    let deadline = sys::now_ns() + LONG_NS as u64;
+    assert_eq!(sleep(&fds, &mut wants, &mut kernel, deadline, core::ptr::null()), 0);
+    assert!(!was_there(), "it sleeps");
+    p.close();
+}

@@ -9,6 +9,7 @@ use super::send_buffer::SendBuffer;
 use super::{
     AT_LEAST_NS, LONGEST_NS, NOTHING_COMES_NS, PULL_BACK_NS, pull_back_patience_ns, throws_away,
 };
+use crate::channel::Channel;
 use crate::outcome::Ret;
 use crate::sets::sets;
 use crate::socket::{Named, Socket, State, flag};
@@ -125,7 +126,11 @@ fn go_back(
     mut wait: impl FnMut(i64),
 ) -> bool {
     let inherited = s.is_inherited();
-    let mut on = (s.channel(), s.slot.load(Relaxed) as usize);
+    let place = || (s.channel(), s.slot.load(Relaxed) as usize);
+    let same = |a: Option<&Channel>, b: Option<&Channel>| {
+        a.map(core::ptr::from_ref) == b.map(core::ptr::from_ref)
+    };
+    let mut on = place();
     ask_to_demote(s, g, why);
     let abandoned = loop {
         if s.generation16() != g || !s.is(State::Attached) {
@@ -137,16 +142,17 @@ fn go_back(
                 }
                 State::Changing if socket::await_change(s) => continue,
                 State::Changing => return false,
-                State::Attached => {
-                    // Taken back for a while, and attached again.
-                    on = (s.channel(), s.slot.load(Relaxed) as usize);
-                    ask_to_demote(s, g, why);
-                    continue;
-                }
+                State::Attached => continue,
                 _ => {}
             }
             has_left(s, g);
             return true;
+        }
+        let now = place();
+        if !same(now.0, on.0) || now.1 != on.1 {
+            // Taken back for a while, and attached again.
+            on = now;
+            ask_to_demote(s, g, why);
         }
         // (In a handler that has interrupted this very thread in a send nothing can be waited for.)
         if patience.sends && matches!(pinned_to_kernel(s, g), Ok(true) | Err(NotHeld::Reentrant)) {

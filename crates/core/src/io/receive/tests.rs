@@ -284,6 +284,21 @@ fn a_look_goes_on_where_the_path_changes() {
     }
 }
 
+/// What is before it is taken first.
+#[test]
+fn a_look_takes_no_error_of_the_carriers() {
+    let c = Changing::new();
+    c.by_ring(b"abc");
+    demote_tx(c.sender, &mut c.hold(), false);
+    crate::carrier::dissolve(c.p.c.0);
+    for _ in 0..2 {
+        assert_eq!(c.p.a.receive_with(&[8], MSG_PEEK).unwrap(), b"abc");
+    }
+    assert_eq!(c.p.a.receive(8).unwrap(), b"abc");
+    assert_eq!(c.p.a.receive(8), Err(ECONNRESET));
+    c.p.close();
+}
+
 #[test]
 fn a_bad_buffer_takes_no_byte() {
     on_both(|p| {
