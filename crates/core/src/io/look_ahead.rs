@@ -2,9 +2,10 @@
 //! nothing, stays before that. A program that looks until a whole message is there would never see
 //! the rest of it.
 
-use super::ends::{RxHeld, carrier_unread, load_announce};
+use super::ends::{RxHeld, load_announce};
 use super::receive_once::kernel_recv_around;
 use super::take::{Target, drain};
+use crate::sys;
 use core::ffi::c_int;
 use libc::MSG_DONTWAIT;
 use netacc_proto::switchover::{Corrupt, Plan};
@@ -77,8 +78,12 @@ pub(super) unsafe fn look_ahead(
 }
 
 /// Whether the carrier has bytes behind the first `n`.
+#[cold]
+#[inline(never)]
 fn has_more(fd: c_int, n: usize) -> bool {
-    carrier_unread(fd).is_some_and(|unread| unread > n)
+    let mut unread: c_int = 0;
+    sys::ioctl(fd, libc::FIONREAD as usize, &mut unread as *mut c_int as usize) >= 0
+        && usize::try_from(unread).is_ok_and(|unread| unread > n)
 }
 
 fn is_on_carrier(plan: &Plan) -> bool {
@@ -89,5 +94,5 @@ fn is_on_carrier(plan: &Plan) -> bool {
 pub(super) fn is_at_mark(fd: c_int) -> bool {
     const SIOCATMARK: usize = 0x8905;
     let mut mark: c_int = 0;
-    crate::sys::ioctl(fd, SIOCATMARK, &mut mark as *mut c_int as usize) >= 0 && mark != 0
+    sys::ioctl(fd, SIOCATMARK, &mut mark as *mut c_int as usize) >= 0 && mark != 0
 }
