@@ -80,6 +80,15 @@ const fn packed(text: &[u8]) -> u64 {
     numbers
 }
 
+/// The version of a library as [`Header::library`] has it, without that of the agreement.
+pub const fn packed_library([major, minor, patch]: [u16; 3]) -> u64 {
+    (major as u64) << 32 | (minor as u64) << 16 | patch as u64
+}
+
+/// The version of this crate, which is the library's, in its three numbers.
+pub const LIBRARY_NUMBERS: [u16; 3] =
+    [(LIBRARY >> 32) as u16, (LIBRARY >> 16) as u16, LIBRARY as u16];
+
 /// How bytes travel.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[repr(u32)]
@@ -159,6 +168,9 @@ pub struct Header {
     /// bytes were zero before there were such: a reader and a writer of different age understand
     /// each other.
     pub remote: [ChannelRecord; REMOTE_SLOTS],
+    /// Which library the process at the other end of each of those has, as it says: as `library`,
+    /// by [`packed_library`]. (Zero before there were such.)
+    pub remote_library: [AtomicU64; REMOTE_SLOTS],
 }
 
 /// One connection.

@@ -14,14 +14,14 @@ mod read;
 mod table;
 
 pub use latencies::{BUCKETS, Latencies, LatenciesText, Latency, Times, bucket_end};
-pub use read::{Ended, Head, ReadError, RingText, State};
+pub use read::{Ended, Head, ReadError, RingText, State, whole};
 pub use table::{Back, Event, Field, Meaning, Slow, Table, write_table};
 
 use crate::stats::{LIBRARY, PATH_SLOTS, store_ip};
 use core::mem::{offset_of, size_of};
 use core::net::SocketAddr;
 use core::sync::atomic::Ordering::{Acquire, Relaxed, Release};
-use core::sync::atomic::{AtomicU8, AtomicU32, AtomicU64};
+use core::sync::atomic::{AtomicU8, AtomicU32, AtomicU64, fence};
 
 /// What file names and the name of a memfd begin with.
 pub const NAME: &str = "netacc-trace";
@@ -125,8 +125,8 @@ pub struct Header {
     pub changes_count: AtomicU32,
     /// [`CHANGE_SHIFT`].
     pub changes_shift: AtomicU32,
-    /// Zero.
-    pub reserved_half: AtomicU32,
+    /// Of the rings so many are excerpts.
+    pub excerpts: AtomicU32,
     /// Zero.
     pub reserved: [AtomicU64; 16],
     /// The events in words ([`write_table`]).
@@ -191,8 +191,13 @@ pub struct Ring {
     /// Of sends and of receives: since when calls were recorded, and 1, as the last one that was
     /// recorded had it; 0: none was.
     pub followed: [AtomicU64; 2],
+    /// `head` when a trouble was recorded of which an excerpt is to be made, its lowest bits; 0:
+    /// there is none.
+    pub trouble_at: AtomicU32,
+    /// How many excerpts were made.
+    pub excerpts: AtomicU32,
     /// Zero.
-    pub reserved: [AtomicU32; 8],
+    pub reserved: [AtomicU32; 6],
     /// [`word`] and what belongs to it.
     pub events: [[AtomicU64; 2]; EVENTS],
 }
@@ -283,6 +288,8 @@ impl Ring {
     /// Records an event. Any thread, and a signal handler: one atomic step takes the place.
     pub fn record(&self, event: Event, ns: u64, what: u64) {
         let index = self.head.fetch_add(1, Acquire);
+        // (Who reads what follows, as Acquire, has the new head.)
+        fence(Release);
         let (at, lap) = place(index, EVENTS as u64, EVENTS_FIRST as u64);
         let Some([first, second]) = self.events.get(at as usize) else { return };
         second.store(what, Relaxed);
@@ -313,6 +320,7 @@ impl Ring {
         for word in [&self.noted_calls, &self.worth, &self.send_from] {
             word.store(0, Relaxed);
         }
+        [&self.trouble_at, &self.excerpts].iter().for_each(|word| word.store(0, Relaxed));
         for words in [&self.local_addr, &self.peer_addr] {
             words.iter().for_each(|word| word.store(0, Relaxed));
         }
@@ -326,6 +334,49 @@ impl Ring {
         self.fd.store(fd, Relaxed);
         self.began_ns.store(ns, Relaxed);
         self.state.store(State::Open as u32, Release);
+    }
+
+    /// Makes this ring, which its caller has claimed, an excerpt of one that goes on being written:
+    /// what that holds now. The caller sets its state. False: that has begun to serve another
+    /// connection than that of this number. (It keeps its place of latencies, which is none of the
+    /// other's.)
+    #[must_use]
+    pub fn copy(&self, of: &Ring, number: u64) -> bool {
+        let head = of.head.load(Acquire);
+        [&self.trouble_at, &self.excerpts].iter().for_each(|word| word.store(0, Relaxed));
+        self.number.store(number, Relaxed);
+        for (to, from) in [
+            (&self.began_ns, &of.began_ns),
+            (&self.local_addr[0], &of.local_addr[0]),
+            (&self.local_addr[1], &of.local_addr[1]),
+            (&self.peer_addr[0], &of.peer_addr[0]),
+            (&self.peer_addr[1], &of.peer_addr[1]),
+        ] {
+            to.store(from.load(Relaxed), Relaxed);
+        }
+        for (to, from) in [
+            (&self.fd, &of.fd),
+            (&self.family, &of.family),
+            (&self.local_port, &of.local_port),
+            (&self.peer_port, &of.peer_port),
+            (&self.peer_pid, &of.peer_pid),
+        ] {
+            to.store(from.load(Relaxed), Relaxed);
+        }
+        for ([first, second], [from, what]) in self.events.iter().zip(&of.events) {
+            first.store(from.load(Acquire), Relaxed);
+            second.store(what.load(Relaxed), Relaxed);
+        }
+        fence(Acquire);
+        // (What was begun since may have changed under this.)
+        for index in (head..of.head.load(Relaxed)).take(EVENTS) {
+            let (at, _) = place(index, EVENTS as u64, EVENTS_FIRST as u64);
+            if let Some([first, _]) = self.events.get(at as usize) {
+                first.store(0, Relaxed);
+            }
+        }
+        self.head.store(head, Relaxed);
+        of.number.load(Relaxed) == number
     }
 
     /// Takes a ring that has this state; only its claimant opens it.

@@ -3,7 +3,7 @@
 
 use crate::fd_table::{self, Entry};
 use crate::path::{PathId, PathList};
-use crate::socket::{Event, OfferState, Socket, State, flag, new_socket, offered};
+use crate::socket::{Event, OfferState, Socket, State, await_change, flag, new_socket, offered};
 use crate::unconnected::unconnected;
 use crate::{agent, carrier, config, fast_connect, host, inject, lock, process, stats, sys};
 use core::ffi::c_int;
@@ -416,6 +416,28 @@ pub(crate) fn make_plain(s: &'static Socket, why: Reason) {
         s.set_reason(why);
         s.count_no_more();
         agent::forget(s);
+    }
+}
+
+/// What has become of a connection that is to be the kernel's.
+pub(crate) enum Settled {
+    Attached,
+    Plain,
+    /// This thread itself changes it, below a handler.
+    Changing,
+}
+
+/// Makes it plain if it is a candidate, also one that somebody looks at.
+pub(crate) fn settle(s: &'static Socket, g: u16, why: Reason) -> Settled {
+    loop {
+        match s.state.now() {
+            _ if s.generation16() != g => return Settled::Plain,
+            State::Candidate => make_plain(s, why),
+            State::Changing if await_change(s) => {}
+            State::Changing => return Settled::Changing,
+            State::Attached => return Settled::Attached,
+            _ => return Settled::Plain,
+        }
     }
 }
 

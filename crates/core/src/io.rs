@@ -242,7 +242,7 @@ fn dispatch(
     }
 }
 
-/// Whether [`dispatch`] sees to a call that came to `r`.
+/// Whether [`dispatch`] makes a call that came to `r` once more, or says what it ends with.
 #[cold]
 #[inline(never)]
 fn goes_on(s: &Socket, g: u16, r: Ret, nested: bool) -> bool {
@@ -252,14 +252,15 @@ fn goes_on(s: &Socket, g: u16, r: Ret, nested: bool) -> bool {
 /// What a call that came to `r` ends with. `None`: it begins anew. It does where the connection has
 /// become a candidate again (between hosts), whoever looks at that at this moment, and where a
 /// handler has run after which the kernel restarts a call. A call inside of another one (`nested`)
-/// returns first, so that the outer one can end. Where threads may be cancelled, the hook decides.
+/// is not begun anew for a handler, so that the outer one can end. Where threads may be cancelled,
+/// the hook decides.
 #[cold]
 #[inline(never)]
 fn ends_with(s: &Socket, g: u16, r: Ret, nested: bool) -> Option<Ret> {
     let again = match r {
         ANEW | PASS if s.generation16() != g => false,
         ANEW if s.is(State::Attached) => !s.is_inherited() || s.channel().is_some(),
-        ANEW | PASS => matches!(s.state.now(), State::Candidate | State::Changing),
+        ANEW | PASS => s.may_be_candidate(),
         _ if nested => false,
         RESTART => !process::threads_are_cancelled(),
         _ => r == sleep::NOT_BEGUN,

@@ -10,8 +10,8 @@ pub const PASS: Ret = isize::MIN;
 /// "A signal came: look whether the thread has been cancelled, then call again." Only after
 /// [`crate::api::threads_are_cancelled`].
 pub const RESTART: Ret = isize::MIN + 1;
-/// "It has left its path since the call looked, and may have come to another: begin anew." Never a
-/// hook's: whether the kernel has it, and whether its bytes are counted there, says the state.
+/// "It has left its path since the call looked, and may be on another: begin anew." A hook never
+/// gets it: [`crate::io`] looks at the state again.
 pub(crate) const ANEW: Ret = isize::MIN + 2;
 
 /// A signal mask to hold during a wait, as the `p` variants take it.

@@ -49,19 +49,13 @@ fn find(fds: &[pollfd], wants: &mut Scratch<'_, Want>, waited: &mut Waited<'_>) 
                 io::need_kernel(p.fd, Reason::InheritedByFork)
             }
             Entry::Socket(s, generation)
-                if s.is(State::Attached) || (is_coming(s) && !waited.add(s)) =>
+                if s.generation16() == generation && (s.is(State::Attached) || is_coming(s)) =>
             {
                 let silent = s.is_inherited();
-                if silent {
+                if silent && s.is(State::Attached) {
                     io::need_kernel(p.fd, Reason::InheritedByFork);
                 }
-                let mut channel = attached_to(s);
-                let goes = is_coming(s) || (s.is(State::Attached) && !silent);
-                if channel.is_none() && goes && !waited.has(s) && !waited.add(s) {
-                    // (Taken back at this moment, and attached again.)
-                    channel = attached_to(s);
-                }
-                if let Some(channel) = channel {
+                if let Some(channel) = channel_of(s, waited) {
                     let want = Want {
                         index,
                         socket: s,
@@ -83,10 +77,31 @@ fn find(fds: &[pollfd], wants: &mut Scratch<'_, Want>, waited: &mut Waited<'_>) 
     }
 }
 
+/// The channel that brings its news. `None`: the kernel has them, and for as long as a candidate is
+/// `waited` for that stays so.
+fn channel_of(s: &'static Socket, waited: &mut Waited<'_>) -> Option<&'static Channel> {
+    if let Some(channel) = attached_to(s) {
+        return Some(channel);
+    }
+    let may_come = is_coming(s) || (s.is(State::Attached) && !s.is_inherited());
+    let before = waited.0.len();
+    if !may_come || waited.add(s) {
+        return None;
+    }
+    // (Attached at this moment.)
+    let channel = attached_to(s);
+    if channel.is_some() {
+        waited.forget_from(before);
+    }
+    channel
+}
+
 /// Who detaches it takes the channel away first, a moment before it is not attached any more. (Not
-/// for ever: this may be a handler on top of that. A forked child may have none.)
+/// for ever: this may be a handler on top of that.)
 fn attached_to(s: &'static Socket) -> Option<&'static Channel> {
-    for _ in 0..if s.is_inherited() { 1 } else { 1000 } {
+    const TRIES: u32 = 1000;
+    // (A forked child may have no channel at all.)
+    for _ in 0..if s.is_inherited() { 1 } else { TRIES } {
         let channel = s.channel();
         if !s.is(State::Attached) {
             return None;
@@ -355,10 +370,9 @@ fn poll_connections(fds: &mut [pollfd], timeout_ns: i64, mask: Mask) -> Result<R
     let mut polled = false;
     loop {
         if !wants.iter().all(Want::is_current) {
-            // Taken back, and perhaps attached again: where its news comes from here on, and whom
-            // an attachment has to wait for, is another thing.
-            wants.retain(|_| false);
-            waited.forget();
+            // Taken back, and perhaps attached again: its news comes from elsewhere.
+            wants.truncate(0);
+            waited.forget_from(0);
             find(fds, &mut wants, &mut waited);
             if wants.is_empty() {
                 let limit = least(waited.0.iter().map(|(s, _)| *s));
@@ -376,7 +390,7 @@ fn poll_connections(fds: &mut [pollfd], timeout_ns: i64, mask: Mask) -> Result<R
             let peers = Peers::of(wants.iter().map(|w| w.channel));
             if wait::spin(peers, limit_of(&wants), || {
                 engines.poll();
-                wants.iter().any(|w| is_found(fds, w) || !w.is_current())
+                wants.iter().any(|w| has_news(fds, w) || !w.is_current())
             }) {
                 continue;
             }
@@ -391,7 +405,7 @@ fn poll_connections(fds: &mut [pollfd], timeout_ns: i64, mask: Mask) -> Result<R
     }
 }
 
-fn is_found(fds: &[pollfd], w: &Want) -> bool {
+fn has_news(fds: &[pollfd], w: &Want) -> bool {
     fds.get(w.index).is_some_and(|p| w.look_for_ends(p.events).0 != 0)
 }
 
@@ -523,8 +537,8 @@ fn sleep(
                 && w.socket.published.sends_fast()
                 && wait::send_room_or_ask(w.socket, w.channel, w.slot, w.socket.room_bytes())
         };
-        // (Who took it back before it stood at its place has told nobody.)
-        fds.get(w.index).is_some_and(has_room) || is_found(fds, w) || !w.is_current()
+        // (Who took it back before this thread was posted has woken nobody.)
+        fds.get(w.index).is_some_and(has_room) || has_news(fds, w) || !w.is_current()
     });
     let mut r = 0;
     if !missed {
@@ -585,5 +599,10 @@ fn sleep(
 }
 
 #[cfg(test)]
-#[allow(clippy::unwrap_used, clippy::indexing_slicing, reason = "tests may fail loudly")]
+#[allow(
+    clippy::unwrap_used,
+    clippy::panic,
+    clippy::indexing_slicing,
+    reason = "tests may fail loudly"
+)]
 mod tests;

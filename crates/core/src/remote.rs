@@ -32,6 +32,7 @@
 mod agree;
 mod arenas;
 mod broken_links;
+mod claims;
 mod destinations;
 mod devices;
 mod io_threads;
@@ -59,6 +60,7 @@ mod stalls;
 #[cfg(test)]
 mod tests;
 mod unheard;
+mod vain;
 mod whole;
 mod words;
 
@@ -451,9 +453,11 @@ struct Remote {
     listeners: Vec<listeners::Listener>,
     /// When to look whether they are of use; 0: not.
     listeners_at: u64,
-    /// No links are taken at some address: when that is tried anew, with the next accept there; 0:
-    /// not.
+    /// No links are taken at some address: when that is tried anew, where a connection waits for
+    /// it, or with the next accept there; 0: not.
     anew_at: u64,
+    /// Places at which none could be had.
+    refused: Vec<listeners::Refused>,
     /// Some listeners are not listened to until then; 0: all are.
     deaf_until: u64,
     links: Vec<Option<Box<link::Link>>>,
@@ -516,6 +520,7 @@ impl Remote {
             listeners: Vec::new(),
             listeners_at: 0,
             anew_at: 0,
+            refused: Vec::new(),
             deaf_until: 0,
             links: Vec::new(),
             shares: shares::Shares::new(),

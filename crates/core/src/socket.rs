@@ -541,12 +541,26 @@ impl Socket {
             trace::look(ring, moved);
         }
     }
+    /// Its ring has no room, and nobody takes anything out.
+    #[cold]
+    #[inline(never)]
+    pub(crate) fn trace_full(&self) {
+        if self.is_traced()
+            && let (Some(ring), Some(moved)) = (self.ring(), self.record())
+        {
+            trace::still_full(ring, moved);
+        }
+    }
     /// As [`Socket::trace`], unless the same was recorded last: what a program can ask for again
     /// and again must not push everything else out.
     #[cold]
     pub(crate) fn trace_once(&self, event: trace::Event, what: u64) {
-        if self.is_traced() && self.known_ring().is_none_or(|ring| !ring.ends_in(event)) {
-            self.trace(event, what);
+        if !self.is_traced() {
+            return;
+        }
+        match self.known_ring().filter(|ring| ring.ends_in(event)) {
+            Some(ring) => trace::happens_again(ring, self.record(), event, what),
+            None => self.trace(event, what),
         }
     }
     /// Its ring, if it has one. A forked child looks at no ring of what it has inherited: the

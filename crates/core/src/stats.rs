@@ -223,6 +223,13 @@ pub(crate) fn remote_record(i: usize) -> Option<&'static ChannelRecord> {
     header()?.remote.get(i)
 }
 
+/// Shows which library the process has that a record of another host's is about.
+pub(crate) fn set_remote_library(i: usize, version: [u16; 3]) {
+    if let Some(word) = header().and_then(|h| h.remote_library.get(i)) {
+        word.store(netacc_control::stats::packed_library(version), Relaxed);
+    }
+}
+
 /// An open connection is on that path, which is the better of its directions': its maker counts it
 /// there, whoever says so. `first`: on that one for the first time, and so on any but TCP.
 pub(crate) fn place(r: &ConnRecord, path: Path, first: Option<Path>) {

@@ -41,6 +41,9 @@ pub(crate) struct Syn {
     made: AtomicBool,
     /// Connector: the kernel says that the connection has no time stamps.
     bare: AtomicBool,
+    /// Connector: it was said to who had shown nothing, and has not shown since that he knew it; or
+    /// it was to be, and an earlier connection's from the same port was.
+    told: AtomicBool,
 }
 
 /// Values of `Syn::state`: nobody has asked.
@@ -68,6 +71,7 @@ impl Syn {
         self.state.store(NEW, Relaxed);
         self.began.store(0, Relaxed);
         self.bare.store(false, Relaxed);
+        self.told.store(false, Relaxed);
     }
 
     /// Acceptor: what the SYN said.
@@ -96,9 +100,25 @@ impl Syn {
     }
 
     /// Connector: who accepts can show here that it knows the time stamp. (Where this host sends
-    /// none, what is said of it here is of no SYN.)
+    /// none, what is said of it here is of no SYN. What was told to a stranger anybody may know.)
     pub(crate) fn can_be_shown(&self) -> bool {
-        self.proof().knows() && !self.is_bare()
+        self.proof().knows() && !self.is_bare() && !self.was_told()
+    }
+
+    /// Connector: nobody can show anything by it any more, as a stranger was told it, or one of the
+    /// same port.
+    pub(crate) fn was_told(&self) -> bool {
+        self.told.load(Relaxed)
+    }
+
+    /// Connector: what a claim says of it, to a stranger: once, to one, who has committed himself.
+    pub(crate) fn tell(&self) -> Option<Proof> {
+        (self.can_be_shown() && !self.told.swap(true, Relaxed)).then(|| self.proof())
+    }
+
+    /// Connector: whoever was told it has shown that he had known it. (Nobody else was told.)
+    pub(crate) fn was_known(&self) {
+        self.told.store(false, Relaxed);
     }
 
     /// Tests: as if one of the two hosts had no time stamps.
@@ -395,6 +415,32 @@ mod tests {
             }
             let _ = parse(&bytes[..next(bytes.len() + 1)]);
         }
+    }
+
+    #[test]
+    fn a_stamp_is_told_once_and_a_new_connections_was_told_to_nobody() {
+        let syn = Syn {
+            state: AtomicU32::new(KNOWN),
+            stamp: AtomicU32::new(70),
+            span: AtomicU32::new(5),
+            began: AtomicU64::new(1),
+            ended: AtomicU64::new(2),
+            made: AtomicBool::new(true),
+            bare: AtomicBool::new(false),
+            told: AtomicBool::new(false),
+        };
+        let proof = Proof::new(70, 75);
+        assert_eq!((syn.tell(), syn.tell(), syn.was_told()), (Some(proof), None, true));
+        assert!(!syn.can_be_shown() && syn.proof() == proof);
+        syn.was_known();
+        assert_eq!((syn.tell(), syn.tell()), (Some(proof), None));
+        syn.reset();
+        assert!(!syn.was_told());
+        // Of one without time stamps, or of which nothing is known, there is nothing to tell.
+        assert_eq!(syn.tell(), None);
+        syn.state.store(KNOWN, Relaxed);
+        syn.forget_stamps();
+        assert_eq!((syn.tell(), syn.was_told()), (None, false));
     }
 
     /// Where the stamp stands in a range, for all moments at which the clocks can have been read.

@@ -6,8 +6,12 @@ pub(crate) mod states;
 
 use crate::lifecycle;
 use crate::path::PathId;
+use crate::socket::Socket;
+use crate::trace::{self, Event};
 use core::cell::{Cell, RefCell};
 use core::ffi::{c_int, c_void};
+use core::sync::atomic::Ordering::Relaxed;
+use netacc_control::Config;
 use std::boxed::Box;
 use std::vec::Vec;
 
@@ -57,6 +61,26 @@ pub(crate) fn pass_ns(ns: u64) {
     AHEAD.with(|a| a.set(a.get() + ns));
 }
 
+/// How many such events the trace of a connection has of what `body` does.
+pub(crate) fn traced(s: &Socket, event: Event, body: impl FnOnce()) -> usize {
+    crate::config::with(Config { trace: true, ..crate::config::get().clone() }, || {
+        // (The library's own thread makes room for it.)
+        while s.ring.load(Relaxed) == 0 {
+            trace::keep_ready();
+            pass_ns(1_000_000_000);
+            s.trace(Event::Doorbell, 0);
+        }
+        let Some(ring) = trace::ring(s.ring.load(Relaxed)) else { return 0 };
+        let count = || {
+            let all = ring.events.iter().map(|[first, _]| first.load(Relaxed) & 63);
+            all.filter(|is| *is == event as u64).count()
+        };
+        let before = count();
+        body();
+        count() - before
+    })
+}
+
 std::thread_local! {
     static FROZEN: Cell<Option<u64>> = const { Cell::new(None) };
 }
@@ -92,6 +116,16 @@ pub(crate) fn forbid_netlink() {
 
 // ---- processes ----------------------------------------------------------------------------------
 
+/// Ends this process, when it is dropped, with a status.
+struct Ends(c_int);
+
+impl Drop for Ends {
+    fn drop(&mut self) {
+        // SAFETY: _exit(2).
+        unsafe { libc::_exit(self.0) }
+    }
+}
+
 /// Runs `f` in a forked child; true if it said so.
 pub(crate) fn in_child(f: impl FnOnce() -> bool) -> bool {
     // (Not while another test's thread has that lock. Nobody would free it in the child, whose
@@ -100,9 +134,12 @@ pub(crate) fn in_child(f: impl FnOnce() -> bool) -> bool {
     // unwinding.
     let pid = crate::numbers::exclusively(|| unsafe { libc::fork() });
     if pid == 0 {
-        let code = if f() { 0 } else { 1 };
-        // SAFETY: _exit(2).
-        unsafe { libc::_exit(code) }
+        // (Of a panic nobody would hear: the thread would end, and with it, in order, the child.)
+        let failed = Ends(1);
+        if f() {
+            drop(Ends(0));
+        }
+        drop(failed);
     }
     let mut status = 0;
     // SAFETY: waitpid(2) for our own child.

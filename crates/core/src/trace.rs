@@ -18,9 +18,11 @@ mod file;
 mod left;
 mod place;
 pub(crate) mod slow;
+mod trouble;
 pub(crate) use calls::{
     Begun, before_turn, receive_begins, received, send_begins, sent, sent_nothing,
 };
+pub(crate) use trouble::close;
 
 static HEADER: AtomicPtr<Header> = AtomicPtr::new(core::ptr::null_mut());
 /// It was tried to make the file.
@@ -46,8 +48,6 @@ static NUMBER: AtomicU64 = AtomicU64::new(0);
 /// When a ring, and when memory for more, is asked for again, after there was none.
 static NOT_BEFORE: AtomicU64 = AtomicU64::new(0);
 static GROW_NOT_BEFORE: AtomicU64 = AtomicU64::new(0);
-/// Rings that are kept because their connections went badly.
-static KEPT: AtomicU32 = AtomicU32::new(0);
 
 /// So many rings there may be before those of connections that are over serve again.
 const HISTORY: u32 = 256;
@@ -59,8 +59,6 @@ const PASSED_MAX: u32 = 1024;
 const PAUSE_NS: u64 = 1_000_000_000;
 /// So many there are from the beginning where each call is recorded, if they can be had.
 const AT_ONCE: u32 = 256;
-/// Most that are kept.
-const KEPT_MAX: u32 = 1024;
 
 /// Whether connections are traced of which no rule says anything.
 #[inline]
@@ -283,14 +281,8 @@ fn lives(ring: &Ring, now: u64) {
         let [at, begin] = [core::ptr::from_ref(ring).addr(), core::ptr::from_ref(h).addr()];
         h.has_changed(at.wrapping_sub(begin), now);
     }
-}
-
-/// A connection goes badly, or is in trouble: said once of each.
-fn is_worth(ring: &Ring) {
-    if ring.worth.swap(1, Relaxed) == 0
-        && let Some(h) = header()
-    {
-        h.troubles.fetch_add(1, Relaxed);
+    if ring.trouble_at.load(Relaxed) != 0 {
+        trouble::goes_on(ring, now);
     }
 }
 
@@ -316,6 +308,18 @@ pub(crate) fn look(ring: &Ring, moved: &ConnRecord) {
     let ms = (sys::unix_ns_coarse() / 1_000_000) as u32;
     if ring.looked_at_ms.swap(ms, Relaxed) != ms {
         record_moved(ring, moved, sys::now_ns());
+    }
+}
+
+/// The event that was recorded last happens once more, and is not recorded.
+pub(crate) fn happens_again(ring: &Ring, moved: Option<&ConnRecord>, event: Event, what: u64) {
+    slow::look(ring, moved, (event, what), sys::now_ns());
+}
+
+/// A ring has no room for what is sent, and nobody takes anything out.
+pub(crate) fn still_full(ring: &Ring, moved: &ConnRecord) {
+    if let Some(ns) = slow::still_waits(ring, moved, sys::now_ns()) {
+        record(ring, Some(moved), Event::Slow, slow::what(Slow::Send, ns));
     }
 }
 
@@ -402,19 +406,6 @@ fn told(count: &AtomicU64, said: &AtomicU64, most: u64) -> u64 {
     }
 }
 
-/// The connection is over; `badly`: its ring is kept for longer than others. So is that of one that
-/// has been in trouble; but these leave room for those that end badly.
-pub(crate) fn close(ring: &Ring, badly: bool) {
-    if badly {
-        is_worth(ring);
-    }
-    let worth = ring.worth.load(Relaxed) != 0;
-    let most = if badly { KEPT_MAX } else { KEPT_MAX / 2 };
-    let keep =
-        worth && KEPT.fetch_update(Relaxed, Relaxed, |n| (n < most).then_some(n + 1)).is_ok();
-    ring.state.store(if keep { State::Kept } else { State::Closed } as u32, Release);
-}
-
 /// Records an event of the process, if it has connections that are traced.
 pub(crate) fn process(event: Event, what: u64) {
     if may_be_on()
@@ -463,7 +454,7 @@ pub(crate) fn at_exit() {
     process(Event::Exit, 0);
     h.ended.store(1, Relaxed);
     // (Others take away what is left, where it is too much.)
-    let is_worth = KEPT.load(Relaxed) != 0 || slow::ANY.load(Relaxed);
+    let is_worth = trouble::is_any_kept() || slow::ANY.load(Relaxed);
     if !is_worth && !FORBIDDEN.load(Relaxed) {
         file::remove();
     }
@@ -485,9 +476,10 @@ pub(crate) fn lost(address: usize) -> bool {
 pub(crate) fn after_fork_in_child() {
     HEADER.store(core::ptr::null_mut(), Release);
     file::forget();
-    for word in [&TRIED, &READY, &UNUSED, &HAND, &GROWING, &KEPT] {
+    for word in [&TRIED, &READY, &UNUSED, &HAND, &GROWING] {
         word.store(0, Relaxed);
     }
+    trouble::forget();
     for word in [&NUMBER, &NOT_BEFORE, &GROW_NOT_BEFORE] {
         word.store(0, Relaxed);
     }

@@ -41,6 +41,7 @@ pub(crate) enum News {
 }
 
 /// One connection, as everybody may see it.
+#[derive(Default)]
 #[repr(C, align(64))]
 pub(crate) struct Seat {
     /// As [`parting`] says it.

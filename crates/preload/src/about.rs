@@ -19,7 +19,7 @@ macro_rules! about {
             // (Behind the code: in reach of its short addresses.)
             "2:",
             concat!(".ascii \"libnetacc-preload.so (netacc) ", env!("CARGO_PKG_VERSION"), "\\n\""),
-            // (As it is: folded for nobody, so that it fits a terminal of 40 columns.)
+            // (Nobody folds it: no line has more than 40 columns.)
             ".ascii \"To accelerate a program, start it with\\n\"",
             ".ascii \"netacc_run, or with this in LD_PRELOAD.\\n\"",
             "3:",

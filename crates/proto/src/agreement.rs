@@ -72,8 +72,9 @@ pub enum Event {
     NoOffer(usize),
     /// Acceptor: these links' peers claim the other end.
     Claims(Links),
-    /// Acceptor, between hosts: somebody claims it, and it says so from here on. A claim may go.
-    Claimed {
+    /// Acceptor, between hosts: somebody claims it from here on, or nobody does any more. What is
+    /// said of it follows soon.
+    ClaimsChanged {
         /// The time.
         now: u64,
     },
@@ -167,6 +168,8 @@ pub struct Agreement {
     due: u64,
     /// How often it was looked at. (Acceptor: whether it was.)
     looks: u8,
+    /// Acceptor, between hosts: at how many looks in a row somebody had claimed it.
+    seen: u8,
 }
 
 impl Agreement {
@@ -180,7 +183,7 @@ impl Agreement {
             (Peers::OneHost, Role::Acceptor) | (Peers::TwoHosts, _) => JUDGED_NS,
         };
         let due = now.saturating_add(after);
-        Self { peers, role, state: State::Waiting, links: 0, due, looks: 0 }
+        Self { peers, role, state: State::Waiting, links: 0, due, looks: 0, seen: 0 }
     }
 
     /// Where it stands.
@@ -279,12 +282,21 @@ impl Agreement {
         if self.state == State::Offered(link) {
             // Nobody will answer.
             self.state = State::Waiting;
+            self.judge_soon(now);
         }
         if was_told && self.links == 0 && self.peers == Peers::OneHost {
             self.look_once(now.saturating_add(SUCCESSOR_NS));
             return Action::Seek;
         }
         Action::None
+    }
+
+    /// Acceptor, between hosts: what is said of it follows in time, as of a new one.
+    fn judge_soon(&mut self, now: u64) {
+        if self.peers == Peers::TwoHosts {
+            self.due = self.due.min(now.saturating_add(JUDGED_NS));
+            (self.looks, self.seen) = (0, 0);
+        }
     }
 
     /// It is looked for once, at that moment, if it is not looked for anyway.
@@ -350,8 +362,8 @@ impl Agreement {
                 }
                 usize::try_from(from.trailing_zeros()).map_or(Action::None, Action::Prove)
             }
-            (Event::Claimed { now }, State::Waiting) if self.peers == Peers::TwoHosts => {
-                (self.due, self.looks) = (self.due.min(now.saturating_add(JUDGED_NS)), 0);
+            (Event::ClaimsChanged { now }, State::Waiting) => {
+                self.judge_soon(now);
                 Action::None
             }
             (Event::Unproven(link), State::Waiting) if self.peers == Peers::OneHost => {
@@ -380,11 +392,13 @@ impl Agreement {
                 let is_seen_to = claimed || self.offered().is_some();
                 let first = self.looks == 0;
                 self.looks = u8::from(self.peers == Peers::OneHost || !is_seen_to);
+                let pause = (JUDGED_NS << self.seen.min(6)).min(SILENT_HOST_NS);
+                self.seen = if is_seen_to { self.seen.saturating_add(1) } else { 0 };
                 match self.peers {
                     // It goes on waiting; its own calls see to it.
                     Peers::OneHost => self.due = 0,
-                    // What sees to it may go, and nobody says so.
-                    Peers::TwoHosts if is_seen_to => self.due = now.saturating_add(JUDGED_NS),
+                    // What sees to it may go, and nobody says so; or stay for as long as it lives.
+                    Peers::TwoHosts if is_seen_to => self.due = now.saturating_add(pause),
                     // (Of when it was due, however late it is looked at.)
                     Peers::TwoHosts if first => {
                         self.due = self.due.saturating_add(SILENT_HOST_NS - JUDGED_NS);

@@ -18,7 +18,7 @@
 //! |---|---|---|---|
 //! | 1 | both | `Hello` (within a host), `HostHello` (between hosts) | first message of each side. Between hosts A speaks first, so that a stranger's port is not spoken to |
 //! | 2 | C → A | `Candidate` | this connection may be accelerated; `token` is C's, never used again; `proof` is what C knows of its SYN |
-//! | 2' | A → C | `Commit` | between hosts, where C has said that its proof comes later: A binds itself to what it knows of that SYN without saying it; C says its proof then, by another `Candidate` |
+//! | 2' | A → C | `Commit` | between hosts, where C has said that its proof comes later: A binds itself to what it knows of that SYN without saying it; C says its proof then, by another `Candidate`, or that it has told it before: it says it once to who has shown nothing |
 //! | 2' | A → C | `Open` | what A has bound itself to: it is a process that accepts there |
 //! | 2' | both | `Withdraw` | C: not any more. A (between hosts): there will be no offer for it |
 //! | 3 | both | `Turn`, `Unproven` | within a host: both show, in turns, that they hold the two ends of the connection |
@@ -276,6 +276,9 @@ impl Proof {
     /// It is said when the acceptor has committed itself. Whoever answers in its place learns
     /// nothing by which it could.
     pub const LATER: Self = Self { lowest: 0, span: u16::MAX - 1 };
+    /// Another link, or the same one before it broke, was told it and has shown nothing: so nobody
+    /// can show anything by it. It is said when another connection's has been shown.
+    pub const TOLD: Self = Self { lowest: 0, span: u16::MAX - 2 };
     /// 4 s in milliseconds: a SYN that was lost twice leaves 3 s after the first one. A guess hits
     /// once in 2^20.
     pub const SPAN_MAX: u16 = 4095;

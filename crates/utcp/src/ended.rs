@@ -56,8 +56,8 @@ pub(crate) fn reset_of(repair: &Repair) -> Segment {
 }
 
 /// A byte that the peer has had: it says at once which it waits for, and the kernel's answer to
-/// that, where nobody has the connection, is a reset at this number. It heeds none at another
-/// (RFC 5961, 3.2), where it asks itself at best, and not twice within 500 ms.
+/// that, where nobody has the connection, is a reset at this number. A reset at any other the peer
+/// answers with a question at best (RFC 5961, 3.2), at most once in 500 ms.
 pub(crate) fn question_of(repair: &Repair) -> (Segment, [u8; 1]) {
     let stamps = repair.stamp.map(|value| Stamps { value, echo: 0 });
     let segment = Segment {

@@ -173,6 +173,8 @@ struct One {
     index: u64,
     kept: Kept,
     record: Record,
+    /// Others may have its addresses by now: nothing is sent in their name.
+    is_taken: bool,
 }
 
 /// What a keeper has.
@@ -189,6 +191,8 @@ struct Keeper {
 enum NotBack {
     /// It may be, later: no way to the peer, no memory.
     Yet,
+    /// It may be, later: its addresses are another's, or nobody's.
+    Taken,
     /// It will not be: what was refused once will be refused again.
     Ever,
 }
@@ -202,7 +206,9 @@ impl From<Errno> for NotBack {
             libc::EBUSY => Self::Yet,
             // The way was there a moment ago.
             libc::ENETUNREACH | libc::EHOSTUNREACH | libc::ENETDOWN => Self::Yet,
-            libc::ENODEV | libc::EADDRNOTAVAIL => Self::Yet,
+            libc::ENODEV => Self::Yet,
+            // (The program may have let go of them, past the library.)
+            libc::EADDRNOTAVAIL | libc::EADDRINUSE => Self::Taken,
             _ => Self::Ever,
         }
     }
@@ -270,7 +276,7 @@ impl Keeper {
         let [kind, _, index, options, addresses @ ..] = message;
         let [a, b, c, d] = descriptors;
         match *kind {
-            BEGIN => {
+            BEGIN if self.held.is_none() => {
                 self.held = Some(Held::given(a?, [b?, c?]));
                 self.process = Some(d?);
             }
@@ -292,7 +298,7 @@ impl Keeper {
                 let kept = Kept::given(a?, &passed)?;
                 let record = Record::given(File::given(b?)).ok()?;
                 self.ones.try_reserve(1).ok()?;
-                self.ones.push(One { index: *index, kept, record });
+                self.ones.push(One { index: *index, kept, record, is_taken: false });
             }
             DROP => self.ones.retain(|one| one.index != *index),
             _ => return None,
@@ -306,10 +312,13 @@ impl Keeper {
         let held = held.as_ref();
         ones.retain_mut(|one| match one.give_back(held) {
             Ok(()) => false,
-            Err(NotBack::Yet) => true,
             Err(NotBack::Ever) => {
                 one.reset(held, injector);
                 false
+            }
+            Err(why) => {
+                one.is_taken = matches!(why, NotBack::Taken);
+                true
             }
         });
     }
@@ -387,6 +396,9 @@ impl One {
         // (What the kernel says of it is not heard while it is held: its numbers may be any.)
         self.kept.dissolve();
         self.release(held);
+        if self.is_taken {
+            return;
+        }
         let flow = self.kept.flow;
         let usual = Service { hops: 64, class: 0, ecn_capable: false, flow_label: 0 };
         let service = service_of(self.kept.descriptor(), &flow).unwrap_or(usual);
@@ -397,6 +409,45 @@ impl One {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// What is sent in the name of another connection is another program's.
+    #[test]
+    fn a_socket_is_taken_with_its_own_addresses_alone() {
+        use std::net::{TcpListener, TcpStream, UdpSocket};
+        use std::os::fd::AsRawFd;
+        for host in ["127.0.0.1:0", "[::1]:0"] {
+            let Ok(listener) = TcpListener::bind(host) else { continue };
+            let to = listener.local_addr().unwrap();
+            let [one, other] = [0; 2].map(|_| TcpStream::connect(to).unwrap());
+            let udp = UdpSocket::bind(host).unwrap();
+            udp.connect(to).unwrap();
+            let ends = |of: c_int| (Address::local(of).unwrap(), Address::peer(of).unwrap());
+            let given = |of: c_int, (local, peer)| {
+                let passed = Passed { local, peer, info: Info::default(), reuse: 0, keep_alive: 0 };
+                Kept::given(Fd::duplicate_of(of).unwrap(), &passed).is_some()
+            };
+            let [one, other, udp] = [one.as_raw_fd(), other.as_raw_fd(), udp.as_raw_fd()];
+            assert!(given(one, ends(one)) && given(other, ends(other)), "{host}");
+            assert!(!given(one, ends(other)), "{host}: another local end");
+            let (local, peer) = ends(one);
+            assert!(!given(one, (local, local)) && !given(one, (peer, local)), "{host}");
+            assert!(!given(udp, ends(udp)), "{host}: no TCP");
+        }
+    }
+
+    #[test]
+    fn who_may_be_anothers_is_not_reset() {
+        for (errno, taken, ever) in [
+            (libc::EADDRNOTAVAIL, true, false),
+            (libc::EADDRINUSE, true, false),
+            (libc::EPERM, false, true),
+            (libc::ENOMEM, false, false),
+        ] {
+            let why = NotBack::from(Errno(errno));
+            assert_eq!(matches!(why, NotBack::Taken), taken, "{errno}");
+            assert_eq!(matches!(why, NotBack::Ever), ever, "{errno}");
+        }
+    }
 
     #[test]
     fn an_address_comes_over_as_it_is() {

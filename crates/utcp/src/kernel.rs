@@ -29,6 +29,8 @@ const fn of_socket(name: c_int) -> (c_int, c_int) {
     (libc::SOL_SOCKET, name)
 }
 
+const SO_PROTOCOL: c_int = 38;
+const SO_NETNS_COOKIE: c_int = 71;
 const REPAIR: (c_int, c_int) = tcp(19);
 const REPAIR_QUEUE: (c_int, c_int) = tcp(20);
 const QUEUE_SEQ: (c_int, c_int) = tcp(21);
@@ -420,10 +422,21 @@ impl Kept {
         taken
     }
 
-    /// A socket that another process has examined, and taken over.
+    /// A socket that another process has examined, and is about to take over. `None`: it is no TCP
+    /// connection between these ends, in the namespace of this process: what is sent in their name
+    /// would be another's.
     #[must_use]
     pub fn given(fd: Fd, passed: &Passed) -> Option<Self> {
         let Passed { local, peer, info, reuse, keep_alive } = *passed;
+        let of = fd.number();
+        let is_tcp = sys::get(of, of_socket(SO_PROTOCOL)) == Ok(libc::IPPROTO_TCP);
+        let is_own = Address::local(of).is_ok_and(|own| own.is_same(&local));
+        let is_its = Address::peer(of).is_ok_and(|its| its.is_same(&peer));
+        let here = sys::socket(libc::AF_INET, libc::SOCK_STREAM, 0).ok()?;
+        let is_here = namespace(of).is_ok_and(|of| namespace(here.number()) == Ok(of));
+        if !(is_tcp && is_own && is_its && is_here) {
+            return None;
+        }
         let flow = Flow { source: peer.endpoint()?, destination: local.endpoint()? };
         Some(Self { fd, local, peer, flow, info, mss: 0, reuse, keep_alive })
     }
@@ -477,6 +490,13 @@ impl Kept {
     pub const fn descriptor(&self) -> c_int {
         self.fd.number()
     }
+}
+
+/// The network namespace of a socket: a number that no other one has had since the host is up.
+fn namespace(fd: c_int) -> Result<u64, Errno> {
+    let mut cookie = [0; 8];
+    sys::get_bytes(fd, of_socket(SO_NETNS_COOKIE), &mut cookie)?;
+    Ok(u64::from_ne_bytes(cookie))
 }
 
 impl From<&[u8; 20]> for Window {

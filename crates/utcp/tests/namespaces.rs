@@ -475,3 +475,29 @@ fn what_cannot_be_taken_over_stays() {
     };
     world::run(here, there);
 }
+
+/// Both ends' addresses are those that are named, but the connection is another namespace's.
+#[test]
+fn a_socket_of_another_namespace_is_not_taken() {
+    use netacc_packet::sys::Fd;
+    use netacc_utcp::kernel::{Address, Info, Kept, Passed};
+    let pair = || {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        (TcpStream::connect(listener.local_addr().unwrap()).unwrap(), listener)
+    };
+    let is_given = |stream: &TcpStream| {
+        let of = stream.as_raw_fd();
+        let (local, peer) = (Address::local(of).unwrap(), Address::peer(of).unwrap());
+        let passed = Passed { local, peer, info: Info::default(), reuse: 0, keep_alive: 0 };
+        Kept::given(Fd::duplicate_of(of).unwrap(), &passed).is_some()
+    };
+    let (tell, told) = std::sync::mpsc::channel();
+    world::run(
+        move |_| {
+            assert!(is_given(&pair().0), "one of here");
+            let (elsewhere, _listener) = told.recv().unwrap();
+            assert!(!is_given(&elsewhere), "one of there");
+        },
+        move || tell.send(pair()).unwrap(),
+    );
+}

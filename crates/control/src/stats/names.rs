@@ -233,7 +233,7 @@ reasons! {
         "Look at rdma link and ibv_devinfo, and let the program use an address of an RDMA device.";
     MemlockLimit "memlock" "The process may not lock as much memory as RDMA needs (RLIMIT_MEMLOCK).",
         "Raise the limit: ulimit -l in the shell, LimitMEMLOCK= in the systemd unit, memlock in /etc/security/limits.conf; and start the program again.";
-    RdmaRefused "rdma-refused" "A call of the RDMA libraries or their connection manager was refused.",
+    RdmaRefused "rdma-refused" "A call of the RDMA libraries or their connection manager was refused, or no port for agreements was free.",
         "See the log, which names the call and its error; it is tried again by itself.";
     RdmaLost "rdma-lost" "The queue pair to the peer was lost; the stream goes on over TCP.",
         "Look at the link and at the log; RDMA is tried again by itself.";
@@ -246,7 +246,7 @@ reasons! {
     WaitsUnseen "waits-unseen" "The program waits for the connection in a way that the library does not see: by system calls of its own instead of libc's.",
         "None needed; the connection is correct, at TCP's speed. netacc_run names programs and libraries that have such calls.";
     NotInReach "not-in-reach" "This end's RDMA device does not lead to the peer: packets leave by another interface, over a gateway of IPoIB, to an address that is translated on the way, or are under way for more than 10 ms behind a gateway.",
-        "Let the program use an address of the device whose network the peer is in, and look at ip route get PEER from ADDRESS.";
+        "Let the program use an address of the device whose network the peer is in, and look at the route to it (ip route get).";
     Ipsec "ipsec" "The kernel encrypts or wraps the connection's packets (IPsec, MACsec, an encapsulation), which RDMA would not.",
         "None needed; the connection is correct, at TCP's speed. Where RDMA may go in the clear: NACC_KERNEL_POLICY=0.";
     KernelPolicy "kernel-policy" "The kernel was asked for what RDMA does not do with packets: a mark, a priority, a pacing rate, few hops, headers, another interface or VRF; or the ends want different traffic classes; or the process may not ask what the kernel does (no AF_NETLINK).",
@@ -260,7 +260,7 @@ reasons! {
     UtcpNoSupport "utcp-no-support" "The kernel cannot steer packets past its TCP (that needs tcx, of Linux 6.6), or the keeper, the program netacc, could not be started, or would end with this process, which is PID 1 of its namespace.",
         "See the log; then run Linux 6.6 or later, install netacc beside its library, or have the container use the host's PID namespace.";
     UtcpNoRoute "utcp-no-route" "The peer cannot be reached by TCP in user space: it is behind a device that is no Ethernet or is down, its next hop is not known, or this process has connections on four other devices.",
-        "Look at ip route get PEER from ADDRESS, and ip neigh.";
+        "Look at the route to it (ip route get), and at the neighbours (ip neigh).";
     UtcpUnfit "utcp-unfit" "The connection cannot leave the kernel: something has happened on it (an end, urgent data), its SYN has options that cannot be kept (ECN, no SACK), another layer is above it (kernel TLS, MPTCP), or this network namespace tracks connections.",
         "None needed; the connection is correct, at TCP's speed. docs/manual/utcp.md says what can be taken out.";
     UtcpGivenBack "utcp-given-back" "The connection was out of the kernel and is back: one of its ends closes it, its packets go another way, the device does not take them, or its peer did something that only the kernel answers.",

@@ -82,6 +82,8 @@ pub struct Channel {
     pub path: Path,
     /// The other host.
     pub peer: Option<IpAddr>,
+    /// Which library the process of another host has, as it says; `None`: unknown, or of this one.
+    pub library: Option<[u16; 3]>,
     /// Code.
     pub state: u32,
     /// Pid of the other process.
@@ -295,8 +297,13 @@ impl Channel {
         let elsewhere = (offset_of!(Header, remote), REMOTE_SLOTS, Path::Rdma);
         let mut all = Vec::new();
         for (start, slots, path) in [here, elsewhere] {
-            let records = (0..slots).map(|index| start + index * size_of::<ChannelRecord>());
-            all.extend(records.filter_map(|at| Channel::read(bytes.get(at..)?, path)));
+            all.extend((0..slots).filter_map(|index| {
+                let at = start + index * size_of::<ChannelRecord>();
+                let is_remote = path == Path::Rdma;
+                let packed = u64_at(bytes, offset_of!(Header, remote_library) + index * 8);
+                let library = library(packed).filter(|_| is_remote);
+                Some(Channel { library, ..Channel::read(bytes.get(at..)?, path)? })
+            }));
         }
         all
     }
@@ -307,6 +314,7 @@ impl Channel {
         let [high, low] = u64s_at(bytes, offset_of!(ChannelRecord, peer_addr));
         (state != 0).then(|| Channel {
             path,
+            library: None,
             peer: unpack_ip(family, high, low),
             pairs: u32_at(bytes, offset_of!(ChannelRecord, pairs)),
             state,

@@ -25,6 +25,7 @@ fn header() -> Box<Header> {
         config: [const { AtomicU8::new(0) }; CONFIG_BYTES],
         channels: core::array::from_fn(|_| channel()),
         remote: core::array::from_fn(|_| channel()),
+        remote_library: [const { AtomicU64::new(0) }; REMOTE_SLOTS],
     })
 }
 
@@ -81,7 +82,7 @@ fn conn() -> ConnRecord {
 #[test]
 fn layout_of_version_1() {
     assert_eq!(VERSION, 1);
-    let header: [(usize, usize); 19] = [
+    let header: [(usize, usize); 20] = [
         (offset_of!(Header, magic), 0),
         (offset_of!(Header, version), 8),
         (offset_of!(Header, pid), 12),
@@ -101,6 +102,7 @@ fn layout_of_version_1() {
         (offset_of!(Header, config), 1664),
         (offset_of!(Header, channels), 5760),
         (offset_of!(Header, remote), 9856),
+        (offset_of!(Header, remote_library), 11904),
     ];
     for (is, should) in header {
         assert_eq!(is, should);
@@ -347,6 +349,9 @@ fn channels_to_other_hosts_are_told_apart() {
         }
         put(there + offset_of!(ChannelRecord, peer_family), family);
         put(there + offset_of!(ChannelRecord, pairs), 3);
+        let library = packed_library([1, 2, 3]).to_ne_bytes();
+        let at = offset_of!(Header, remote_library) + 31 * 8;
+        bytes[at..at + 8].copy_from_slice(&library);
         for (index, word) in record.peer_addr.iter().enumerate() {
             let at = there + offset_of!(ChannelRecord, peer_addr) + 8 * index;
             bytes[at..at + 8].copy_from_slice(&word.load(Relaxed).to_ne_bytes());
@@ -355,6 +360,8 @@ fn channels_to_other_hosts_are_told_apart() {
         let is: Vec<_> = channels.iter().map(|c| (c.path, c.peer, c.pairs)).collect();
         let host = text.parse().ok();
         assert_eq!(is, [(Path::Shm, None, 0), (Path::Rdma, host, 3)]);
+        let libraries: Vec<_> = channels.iter().map(|c| c.library).collect();
+        assert_eq!(libraries, [None, Some([1, 2, 3])]);
     }
 }
 
@@ -475,6 +482,8 @@ fn a_version_is_three_numbers() {
     assert_eq!(packed(b"7"), 7);
     assert_eq!(packed(b"1.2.3.4"), 0x1_0002_0003);
     assert_ne!(LIBRARY, 0);
+    assert_eq!(read::library(LIBRARY), Some(LIBRARY_NUMBERS));
+    assert_eq!(packed_library(LIBRARY_NUMBERS), LIBRARY);
     // And back, as a reader has it.
     assert_eq!(read::library(packed(b"1.2.3")), Some([1, 2, 3]));
     assert_eq!(read::library(packed(b"65535.0.7")), Some([65535, 0, 7]));

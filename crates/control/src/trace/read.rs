@@ -3,6 +3,7 @@
 
 use super::{KIND_BITS, LAP_BITS, MAGIC, TIME_AT, Table, VERSION};
 use crate::stats::unpack_ip;
+use alloc::collections::{BTreeMap, BTreeSet};
 use alloc::string::String;
 use alloc::vec::Vec;
 use core::fmt;
@@ -52,6 +53,9 @@ pub enum State {
     Kept = 3,
     /// About to be used.
     Claimed = 4,
+    /// A copy of a connection's ring from when it was in trouble: the connection goes on in its
+    /// own.
+    Excerpt = 5,
 }
 
 /// What a file says of itself.
@@ -77,6 +81,8 @@ pub struct Head {
     pub rings: usize,
     /// So many of them are places of latencies.
     pub latencies: usize,
+    /// So many are excerpts.
+    pub excerpts: usize,
     /// Connections that got none.
     pub missed: u64,
     /// The process has ended in order, or has become another program.
@@ -129,6 +135,7 @@ mod at {
     pub(super) const ENDED: usize = offset_of!(Header, ended);
     pub(super) const TROUBLES: usize = offset_of!(Header, troubles);
     pub(super) const LATENCIES: usize = offset_of!(Header, latencies);
+    pub(super) const EXCERPTS: usize = offset_of!(Header, excerpts);
     pub(super) const CHANGES_AT: usize = offset_of!(Header, changes_at);
     pub(super) const CHANGES_COUNT: usize = offset_of!(Header, changes_count);
     pub(super) const CHANGES_SHIFT: usize = offset_of!(Header, changes_shift);
@@ -145,6 +152,7 @@ mod at {
     pub(super) const LOCAL_ADDR: usize = offset_of!(Ring, local_addr);
     pub(super) const PEER_ADDR: usize = offset_of!(Ring, peer_addr);
     pub(super) const RING_LATENCIES: usize = offset_of!(Ring, latencies);
+    pub(super) const RING_EXCERPTS: usize = offset_of!(Ring, excerpts);
 }
 
 /// No header is longer, nor a ring: of few bytes there is not to be much text.
@@ -217,6 +225,7 @@ impl Head {
             events_first: u64::from(word(at::EVENTS_FIRST)?),
             rings: size(at::RINGS)?.min(RINGS_MAX),
             latencies: size(at::LATENCIES)?,
+            excerpts: size(at::EXCERPTS)?,
             missed: long(at::MISSED)?,
             is_ended: word(at::ENDED)? != 0,
             is_another: word(at::ENDED)? == super::BECAME_ANOTHER,
@@ -295,6 +304,8 @@ pub struct RingText {
     pub peer_pid: u32,
     /// Which ring has its latencies instead of events; 0: none.
     pub latencies: u32,
+    /// So many excerpts of it were made.
+    pub excerpts: u32,
     /// Events that were recorded, those that are overwritten as well.
     pub recorded: u64,
     /// The index of the first event that somebody is still writing; otherwise as `recorded`.
@@ -361,11 +372,51 @@ impl RingText {
             peer: address(at::PEER_ADDR, at::PEER_PORT),
             peer_pid: word(at::PEER_PID)?,
             latencies: word(at::RING_LATENCIES)?,
+            excerpts: word(at::RING_EXCERPTS)?,
             recorded,
             written: recorded,
             events: Vec::new(),
         })
     }
+}
+
+/// Puts the excerpts of a trace together with the rings that they are of: one of each connection,
+/// where the first of its rings was.
+#[must_use]
+pub fn whole(rings: Vec<RingText>) -> Vec<RingText> {
+    let is_excerpt = |ring: &RingText| ring.state == State::Excerpt as u32;
+    if !rings.iter().any(is_excerpt) {
+        return rings;
+    }
+    let mut all: Vec<RingText> = Vec::new();
+    let mut known: BTreeMap<u64, usize> = BTreeMap::new();
+    let mut joined = BTreeSet::new();
+    for mut ring in rings {
+        // (The place of latencies is another connection's.)
+        ring.latencies = if is_excerpt(&ring) { 0 } else { ring.latencies };
+        // (A number may be there more than once in a file that somebody has made up.)
+        let at = known.get(&ring.number).copied();
+        match at.and_then(|at| Some((at, all.get_mut(at)?))) {
+            Some((at, other)) if is_excerpt(other) || is_excerpt(&ring) => {
+                if is_excerpt(other) {
+                    core::mem::swap(other, &mut ring);
+                }
+                other.recorded = other.recorded.max(ring.recorded);
+                other.events.append(&mut ring.events);
+                joined.insert(at);
+            }
+            _ => {
+                known.insert(ring.number, all.len());
+                all.push(ring);
+            }
+        }
+    }
+    for at in joined {
+        let Some(ring) = all.get_mut(at) else { continue };
+        ring.events.sort_by_key(|(index, ..)| *index);
+        ring.events.dedup_by_key(|(index, ..)| *index);
+    }
+    all
 }
 
 /// An event's time has the low 56 bits of the clock's, which go round each 834 days of a host; the

@@ -36,7 +36,9 @@ fn empty_ring() -> Ring {
         latencies: word(),
         turn: long(),
         followed: [const { AtomicU64::new(0) }; 2],
-        reserved: [const { AtomicU32::new(0) }; 8],
+        trouble_at: AtomicU32::new(0),
+        excerpts: AtomicU32::new(0),
+        reserved: [const { AtomicU32::new(0) }; 6],
         events: [const { [AtomicU64::new(0), AtomicU64::new(0)] }; EVENTS],
     }
 }
@@ -67,7 +69,7 @@ fn empty_header() -> Box<Header> {
         changes_at: word(),
         changes_count: word(),
         changes_shift: word(),
-        reserved_half: word(),
+        excerpts: word(),
         reserved: [const { AtomicU64::new(0) }; 16],
         table: [const { AtomicU8::new(0) }; TABLE_BYTES],
         changes: [const { AtomicU32::new(0) }; CHANGES],
@@ -108,7 +110,7 @@ impl File {
             word(&mut bytes, w);
         }
         long(&mut bytes, &h.last_ns);
-        for w in [&h.changes_at, &h.changes_count, &h.changes_shift, &h.reserved_half] {
+        for w in [&h.changes_at, &h.changes_count, &h.changes_shift, &h.excerpts] {
             word(&mut bytes, w);
         }
         h.reserved.iter().for_each(|w| long(&mut bytes, w));
@@ -144,6 +146,7 @@ impl File {
         word(&mut bytes, &r.latencies);
         long(&mut bytes, &r.turn);
         r.followed.iter().for_each(|w| long(&mut bytes, w));
+        [&r.trouble_at, &r.excerpts].iter().for_each(|w| word(&mut bytes, w));
         r.reserved.iter().for_each(|w| word(&mut bytes, w));
         r.events.iter().flatten().for_each(|w| long(&mut bytes, w));
         assert_eq!(bytes.len(), RING_BYTES);
@@ -195,6 +198,47 @@ fn what_was_recorded_is_read() {
     ring.set_addresses(peer, peer);
     assert_eq!(file.read(1).unwrap().peer, Some(peer));
     assert_eq!(file.read(0), None, "never used");
+}
+
+#[test]
+fn an_excerpt_and_its_ring_are_one_connection() {
+    let file = File::new(5);
+    let [_, own, once, other, twice] = &file.rings[..] else { unreachable!() };
+    let numbers = |ring: &Ring, from: u64, to: u64| {
+        (from..to).for_each(|i| ring.record(Event::Sleep, 1000 + i, i));
+    };
+    own.open(7, 12, 600);
+    other.open(8, 13, 600);
+    own.set_addresses("127.0.0.1:1".parse().unwrap(), "127.0.0.1:2".parse().unwrap());
+    numbers(other, 0, 3);
+    for (excerpt, from, to) in [(once, 0, 200), (twice, 200, 400)] {
+        numbers(own, from, to);
+        assert!(excerpt.claim(State::Free));
+        excerpt.latencies.store(2, Relaxed);
+        assert!(!excerpt.copy(own, 6) && excerpt.copy(own, 7));
+        excerpt.state.store(State::Excerpt as u32, Relaxed);
+        assert_eq!(excerpt.latencies.load(Relaxed), 2, "its place is its own");
+    }
+    numbers(own, 400, 600);
+    own.state.store(State::Closed as u32, Relaxed);
+    let read = |which: &[usize]| whole(which.iter().filter_map(|i| file.read(*i)).collect());
+    // Whichever comes first.
+    for order in [[1, 2, 3, 4], [4, 2, 3, 1]] {
+        let mut all = read(&order);
+        all.sort_by_key(|ring| ring.number);
+        assert_eq!(all.iter().map(|ring| ring.number).collect::<Vec<_>>(), [7, 8]);
+        let whole = &all[0];
+        let expected = (0..24).chain(100..200).chain(300..400).chain(500..600);
+        let found = whole.events.iter().map(|(index, _, ns, what)| (*index, *ns, *what));
+        assert!(found.eq(expected.map(|i| (i, 1000 + i, i))));
+        assert_eq!((whole.state, whole.recorded), (State::Closed as u32, 600));
+        assert_eq!((whole.local, whole.latencies), (file.read(1).unwrap().local, 0));
+        assert_eq!(all[1], file.read(3).unwrap());
+    }
+    // Its own ring serves another connection.
+    let alone = read(&[2, 3, 4]);
+    assert_eq!(alone.len(), 2);
+    assert_eq!(alone[0].events.len(), 24 + 200);
 }
 
 const LAST: u64 = (EVENTS - EVENTS_FIRST) as u64;

@@ -3,7 +3,7 @@
 
 use netacc_control::config::{Answer, Request, parse_rendered, rendered_rules};
 use netacc_control::stats::{CONNS_OFFSET, Connection, Snapshot, Sums};
-use netacc_control::trace::{Head, LatenciesText, RING_HEAD_BYTES, RingText};
+use netacc_control::trace::{Head, LatenciesText, RING_HEAD_BYTES, RingText, whole};
 
 /// Its first byte says which reader it is for: 0, 1 or another one; the rest is for that one.
 pub fn read(input: &[u8]) {
@@ -54,6 +54,7 @@ fn summed(open: &[Connection]) -> Sums {
 fn trace(bytes: &[u8]) {
     let Ok(head) = Head::read(bytes) else { return };
     let mut rest = bytes.get(head.rings_at..).unwrap_or(&[]);
+    let mut rings = Vec::new();
     while rest.len() >= head.ring_bytes {
         let (ring, behind) = rest.split_at(head.ring_bytes);
         latencies(ring);
@@ -69,8 +70,12 @@ fn trace(bytes: &[u8]) {
                 assert!(*index < ring.recorded);
                 let _ = (head.table.meaning(*number, *what), head.unix_ns(*ns));
             }
+            rings.push(ring);
         }
         rest = behind;
+    }
+    for ring in whole(rings) {
+        assert!(ring.events.is_sorted_by(|a, b| a.0 < b.0), "of several rings, too");
     }
 }
 

@@ -169,7 +169,7 @@ fn ctl_candidate(
     let mut inner = e.inner.lock();
     let mut here = inner.index_of(fd).filter(|i| inner.item_of(*i, s).is_some());
     if let Some(i) = here
-        && matches!(s.state.now(), State::Candidate | State::Changing)
+        && s.may_be_candidate()
         && inner.item(i).is_some_and(|item| item.attached)
     {
         // Who took it back has not come by here yet.
@@ -427,7 +427,7 @@ fn add(e: &'static Epoll, epfd: c_int, on: Named, ev: epoll_event) -> Option<Ret
             }
         }
         if counts && !s.is(State::Attached) {
-            // Who detached it has not found it here, or waits for the set.
+            // Who detached it came before the item was here, or waits for the set's lock.
             hand_back(e, &mut inner, i);
             return Some(0);
         }

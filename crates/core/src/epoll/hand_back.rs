@@ -1,7 +1,7 @@
 //! An item goes: back into the kernel's set, or out of both.
 
 use super::{CARRIER, EXCLUSIVE, Epoll, Inner, Item, ONESHOT, homes, leave, prod, tag, unpost};
-use crate::socket::{Socket, State};
+use crate::socket::Socket;
 use crate::sys;
 use core::ffi::c_int;
 use core::sync::atomic::Ordering::*;
@@ -17,8 +17,7 @@ pub(super) fn hand_back(e: &Epoll, inner: &mut Inner, index: u32) {
     }
     let stays = |item: &Item| {
         let fired = item.absent || (item.attached && item.disabled);
-        // (Somebody may look at the candidate at this moment.)
-        fired || matches!(item.socket.state.now(), State::Candidate | State::Changing)
+        fired || item.socket.may_be_candidate()
     };
     if let Some(item) =
         inner.item(index).filter(|item| item.present && item.extra.is_none() && stays(item))

@@ -88,19 +88,9 @@ impl<'a, T: Copy> Scratch<'a, T> {
         unsafe { ptr::copy_nonoverlapping(values.as_ptr(), self.at.as_ptr(), self.len) };
     }
 
-    /// Keeps those that `wanted` accepts, in their order.
-    pub(crate) fn retain(&mut self, wanted: impl Fn(&T) -> bool) {
-        let mut kept = 0;
-        for i in 0..self.len {
-            // SAFETY: one of the values that were pushed.
-            let value = unsafe { self.at.add(i).read() };
-            if wanted(&value) {
-                // SAFETY: as above: not behind it.
-                unsafe { self.at.add(kept).write(value) };
-                kept += 1;
-            }
-        }
-        self.len = kept;
+    /// Holds no more than the first so many.
+    pub(crate) fn truncate(&mut self, len: usize) {
+        self.len = self.len.min(len);
     }
 }
 

@@ -246,8 +246,9 @@ fn put_ends(
     s.rx_words.store((rx_words as *const RingWords).cast_mut(), Release);
     socket::lead_calls(&s.tx_fast, &s.tx_words);
     socket::lead_calls(&s.rx_fast, &s.rx_words);
-    s.channel.store(offer.channel.cast_mut(), Release);
+    // (In this order: who has found the channel has its slot.)
     s.slot.store(offer.slot, Release);
+    s.channel.store(offer.channel.cast_mut(), Release);
     park::begin(s, channel, slot);
 }
 

@@ -9,6 +9,7 @@ use super::waits::interrupted;
 use super::{EAGAIN, waits_seen};
 use crate::adoption::share::{Shared, regain};
 use crate::agent::{Noted, Used};
+use crate::candidates::Settled;
 use crate::channel::{self, Side};
 use crate::lock::{EndGuard, bump, lock_end, try_lock_end};
 use crate::outcome::{PASS, RESTART, Ret};
@@ -47,6 +48,7 @@ pub(crate) fn candidate(
                 _ if s.generation16() != g => break Some(PASS),
                 State::Candidate | State::Left if adoption::adopt(s, g, fd) => break None,
                 State::Changing if socket::await_change(s) => {}
+                State::Changing => break Some(EAGAIN),
                 State::Attached => break None,
                 State::Candidate | State::Left => {}
                 State::Closing => socket::await_close(s),
@@ -59,7 +61,12 @@ pub(crate) fn candidate(
     if flags & ODD_FLAGS != 0 {
         let odd =
             if flags & libc::MSG_OOB != 0 { Reason::UrgentData } else { Reason::SocketOption };
-        return make_plain(s, g, odd);
+        return match candidates::settle(s, g, odd) {
+            Settled::Attached => None,
+            Settled::Plain => Some(PASS),
+            // (No byte goes past the count.)
+            Settled::Changing => Some(EAGAIN),
+        };
     }
     if side == Side::Receive
         && s.kept_error.load(Relaxed) != 0
@@ -117,24 +124,6 @@ pub(crate) fn candidate(
         waits_seen::on_nothing(s);
     }
     Some(r)
-}
-
-/// What comes cannot be counted: the kernel has the connection from here on. `None`: it is attached
-/// meanwhile.
-#[cold]
-#[inline(never)]
-fn make_plain(s: &'static Socket, g: u16, why: Reason) -> Option<Ret> {
-    loop {
-        match s.state.now() {
-            _ if s.generation16() != g => return Some(PASS),
-            State::Candidate => candidates::make_plain(s, why),
-            State::Changing if socket::await_change(s) => {}
-            // This thread itself changes it, below a handler: no byte goes past the count.
-            State::Changing => return Some(EAGAIN),
-            State::Attached => return None,
-            _ => return Some(PASS),
-        }
-    }
 }
 
 /// The kernel call, where each is recorded (`trace/calls.rs`).

@@ -9,7 +9,8 @@ use super::ends::{
 use super::reset::peer_has_ended;
 use crate::channel::{announce, quiet};
 use crate::socket::{Socket, flag};
-use crate::utcp_device::UtcpDevice;
+use crate::trace::Event;
+use crate::utcp_device::{Seat, UtcpDevice};
 use crate::{process, sys, wait};
 use core::ffi::c_int;
 use core::sync::atomic::Ordering::*;
@@ -154,19 +155,19 @@ fn store_far_announce(h: &RxHeld<'_>, a: Announce) {
 pub(crate) fn give_back_to_kernel(
     s: &'static Socket,
     g: u16,
-    (device, why): (&UtcpDevice, Reason),
+    (seat, why): (&Seat, Reason),
     give: impl FnOnce() -> Came,
 ) -> Came {
     let (Ok(mut tx), Ok(mut rx)) = (hold_tx(s, g), hold_rx(s, g)) else { return Came::Gone };
     publish_held(&mut tx);
     let came = give();
-    let seat = device.seat(tx.slot);
     let fd = s.fd.load(Acquire);
     match came {
         Came::Back { left } => {
             receive_there(s, &mut rx);
             if !send_there(s, &mut tx, fd, left) {
                 s.raise(flag::BROKEN_OFF | flag::CARRIER_SPOKE);
+                s.trace_once(Event::BrokenOff, 0);
             }
             seat.seen_epoch.store(tx.end.switch.epoch(), SeqCst);
             s.set_reason(why);
@@ -176,7 +177,10 @@ pub(crate) fn give_back_to_kernel(
             }
         }
         // (Its socket is closed; should it have been so before, it has no error to tell.)
-        Came::Lost => s.raise(flag::BROKEN_OFF | flag::RESET | flag::CARRIER_SPOKE),
+        Came::Lost => {
+            s.raise(flag::BROKEN_OFF | flag::RESET | flag::CARRIER_SPOKE);
+            s.trace_once(Event::BrokenOff, 0);
+        }
         Came::NoWay | Came::Gone => return came,
     }
     seat.moves.fetch_add(1, SeqCst);
@@ -214,4 +218,28 @@ fn send_there(s: &Socket, tx: &mut TxHeld<'_>, fd: c_int, left: u64) -> bool {
     publish_announce(tx, over.announce);
     show_path(s, true, Way::Carrier, tx.end.switch.offset());
     true
+}
+
+#[cfg(test)]
+#[allow(clippy::indexing_slicing, reason = "tests may fail loudly")]
+mod tests {
+    use super::*;
+    use crate::path::tests::{A, C, promoted};
+    use crate::testing;
+
+    /// The kernel would not have it, or wants more again than there is to be sent again.
+    #[test]
+    fn what_is_broken_off_on_its_way_back_says_so_in_its_trace() {
+        for came in [Came::Lost, Came::Back { left: u64::MAX / 2 }] {
+            let mut ends = promoted();
+            let s = ends[C].socket;
+            let breaks_off = testing::traced(s, Event::BrokenOff, || {
+                let (seat, why) = (Seat::default(), Reason::UtcpGivenBack);
+                assert_eq!(give_back_to_kernel(s, s.generation16(), (&seat, why), || came), came);
+            });
+            assert!(s.has(flag::BROKEN_OFF), "{came:?}");
+            assert_eq!(breaks_off, 1, "{came:?}");
+            [C, A].into_iter().for_each(|side| ends[side].close());
+        }
+    }
 }

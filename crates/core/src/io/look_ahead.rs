@@ -13,7 +13,7 @@ use netacc_ring::CopyError;
 
 /// The first `n` bytes of the stream are seen, all of them on the path that the receiver stands on.
 /// Sees what follows on others, in what is left of the `total` bytes of the buffers. Returns how
-/// many it are together.
+/// many bytes are seen in all.
 ///
 /// # Safety
 /// The buffers are the caller's.
@@ -23,7 +23,7 @@ pub(super) unsafe fn look_ahead(
     n: usize,
     total: usize,
 ) -> Result<usize, Corrupt> {
-    // Who would take them comes here, and is told what it is told.
+    // A copy goes where the receiver would come by taking them, by the same announcements.
     let mut ahead = h.end.switch;
     let (mut seen, mut by_carrier, mut more) = (0, 0, n);
     loop {
@@ -54,12 +54,13 @@ pub(super) unsafe fn look_ahead(
                     Err(CopyError::PeerCorrupt) => return Err(Corrupt::Overrun),
                 }
             }
-            // As TCP does. And an error is told to who takes what is before it.
+            // Not past the urgent byte, as TCP. Nor where nothing is there: the call would take an
+            // error, which is for who takes the bytes before it.
             Plan::Carrier { .. } if is_at_mark(to.fd) || !has_more(to.fd, by_carrier) => 0,
             Plan::Carrier { limit, peek_first } => {
                 let most = limit.saturating_add(by_carrier as u64).min(isize::MAX as u64) as usize;
                 let flags = to.flags | MSG_DONTWAIT;
-                // What was seen of the carrier before is seen again, where it was.
+                // The carrier's bytes from before come first again: each to where it is already.
                 let hole = by_carrier..seen;
                 // SAFETY: the caller's buffers.
                 let r = unsafe { kernel_recv_around(to.fd, to.iov, hole, most, flags) };
@@ -77,7 +78,8 @@ pub(super) unsafe fn look_ahead(
     }
 }
 
-/// Whether the carrier has bytes behind the first `n`.
+/// Whether the carrier has bytes behind the first `n`. (`carrier_unread` with a caller more is not
+/// inlined any more where a receive finds nothing.)
 #[cold]
 #[inline(never)]
 fn has_more(fd: c_int, n: usize) -> bool {

@@ -347,11 +347,12 @@ pub(super) unsafe fn kernel_recv_around(
     max: usize,
     flags: c_int,
 ) -> Ret {
-    const FEW: usize = 16;
+    // (The hole may be within one.)
+    const FEW: usize = 16 + 1;
     let mut few = [sys::iov(core::ptr::null(), 0); FEW];
     let mut many = None;
     let (mut at, mut room, mut count) = (0, max, 0);
-    // (Where there is no memory for more the first ones do. The hole may be within one.)
+    // (Where there is no memory for more the first ones do.)
     if iov.len() >= FEW {
         many = Scratch::filled(iov.len() + 1, few[0]);
     }

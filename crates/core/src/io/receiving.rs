@@ -284,7 +284,7 @@ impl Receiving<'_> {
                 r => r,
             }
         };
-        let r = if matches!(s.state.now(), State::Candidate | State::Changing) {
+        let r = if s.may_be_candidate() {
             // As in `Sending`.
             match candidate(Named { s, g: self.g, fd }, Side::Receive, self.flags, receive) {
                 Some(r) if r != PASS => r,

@@ -159,5 +159,10 @@ unsafe fn send_otherwise(on: Named, iov: &[iovec], total: usize, flags: c_int) -
 }
 
 #[cfg(test)]
-#[allow(clippy::unwrap_used, clippy::indexing_slicing, reason = "tests may fail loudly")]
+#[allow(
+    clippy::unwrap_used,
+    clippy::panic,
+    clippy::indexing_slicing,
+    reason = "tests may fail loudly"
+)]
 mod tests;

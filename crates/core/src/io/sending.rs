@@ -332,7 +332,7 @@ impl Sending<'_> {
         let r = if nonblocking || s.generation16() != self.g {
             // (Closed by another thread meanwhile: the number may be another connection's.)
             0
-        } else if matches!(s.state.now(), State::Candidate | State::Changing) {
+        } else if s.may_be_candidate() {
             // Between hosts: on TCP for a while, where its bytes are counted.
             match candidate(Named { s, g: self.g, fd }, Side::Send, flags, send) {
                 Some(r) if r != PASS => r,

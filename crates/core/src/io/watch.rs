@@ -145,7 +145,12 @@ pub(crate) fn look_at_unread(path: PathId) -> u64 {
         let Some(free) = try_lock_end(&s.tx_lock) else { return count_vain_look(s, &mut more) };
         let Ok(h) = held::<TxEnd>(s, s.generation16(), (free, false)) else { return };
         let (head, tail) = (h.words.head.load(Relaxed), h.published.tail.load(Relaxed));
-        show_used(s, Side::Send, tail.wrapping_sub(head));
+        let unread = tail.wrapping_sub(head);
+        show_used(s, Side::Send, unread);
+        // (From half of it on who asks for room is told of it.)
+        if unread > h.end.ring.size() as u64 / 2 {
+            s.trace_full();
+        }
         if count_look(s, (head != tail).then_some(head), &mut more) {
             let _ = control::send_unread(h.channel, h.slot);
         }

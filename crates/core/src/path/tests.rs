@@ -210,7 +210,7 @@ fn is_on(e: &End, path: PathId) -> bool {
 }
 
 /// A connection with both directions of both ends on the path.
-fn promoted() -> [End; 2] {
+pub(crate) fn promoted() -> [End; 2] {
     let mut ends = connection(Answer::Agrees);
     for e in &ends {
         assert!(e.socket.is(State::Candidate) && e.socket.path() == PathId::Loop);

@@ -174,7 +174,7 @@ fn select_answers_for_what_is_in_its_sets_and_below_its_limit() {
         assert_eq!(select_sets(high + 1, &mut first), Ok(2));
         assert_eq!(select_sets(high, &mut sets), Ok(1));
         // (Beyond the kernel's table of them it does not look.)
-        assert_eq!(sys::close(sys::fcntl(p.a.0, libc::F_DUPFD, NOBODYS as usize) as c_int), 0);
+        assert_eq!(sys::close(sys::fcntl(p.a.0, libc::F_DUPFD, NOBODYS as usize + 1) as c_int), 0);
         // SAFETY: as above.
         unsafe { libc::FD_SET(NOBODYS, &mut first[0]) };
         assert_eq!(select_sets(NOBODYS + 1, &mut first), Err(libc::EBADF));
@@ -201,5 +201,26 @@ fn nobody_sleeps_for_what_is_taken_back() {
     let deadline = sys::now_ns() + LONG_NS as u64;
     assert_eq!(sleep(&fds, &mut wants, &mut kernel, deadline, core::ptr::null()), 0);
     assert!(!was_there(), "it sleeps");
+    p.close();
+}
+
+/// A descriptor may stand in a list twice. Its first entry has been left to the kernel; where it is
+/// attached before the second one is looked at, the first is waited for as before.
+#[test]
+fn who_is_in_a_list_twice_is_waited_for_by_both() {
+    let p = Pair::new(On::Ring);
+    let Entry::Socket(s, _) = fd_table::get(p.a.0) else { panic!() };
+    let generation = s.generation.load(SeqCst);
+    let mut list = [MaybeUninit::uninit(), MaybeUninit::uninit()];
+    let mut waited = Waited(Scratch::within(&mut list, 2).unwrap());
+    // The first entry, which came when it was a candidate.
+    assert!(s.count_poller(generation, |n| n + 1) && waited.0.push((s, generation)));
+    let before = waited.0.len();
+    // The second one, which finds it attached.
+    assert!(!waited.add(s));
+    waited.forget_from(before);
+    assert_eq!((waited.0.len(), s.pollers.load(SeqCst) as u32), (1, 1));
+    drop(waited);
+    assert_eq!(s.pollers.load(SeqCst) as u32, 0);
     p.close();
 }

@@ -144,26 +144,21 @@ impl Waited<'_> {
         // Who attaches it at this moment has looked at the number before, or will look.
         socket::await_change(s) && s.is(State::Candidate)
     }
-}
 
-impl Waited<'_> {
-    pub(super) fn has(&self, s: &Socket) -> bool {
-        self.0.iter().any(|(waited, _)| core::ptr::eq(*waited, s))
-    }
-
-    /// None of them is waited for any more.
-    pub(super) fn forget(&mut self) {
-        for (s, generation) in self.0.iter() {
+    /// Those from there on are not waited for any more. (The same one may stand before them, for
+    /// another entry of the list.)
+    pub(super) fn forget_from(&mut self, at: usize) {
+        for (s, generation) in self.0.iter().skip(at) {
             if s.count_poller(*generation, |n| n.wrapping_sub(1)) && s.is(State::Attached) {
                 io::on_poller_gone(s, *generation as u16);
             }
         }
-        self.0.retain(|_| false);
+        self.0.truncate(at);
     }
 }
 
 impl Drop for Waited<'_> {
     fn drop(&mut self) {
-        self.forget();
+        self.forget_from(0);
     }
 }

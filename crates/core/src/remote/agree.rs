@@ -1,17 +1,14 @@
 //! Which connections are accelerated: candidates, offers, and the slots of a channel.
 
-use super::link::{Conn, Fault, Link, Waiting};
+use super::link::{Conn, Fault, Link, Trust, Waiting};
 use super::pair::Pair;
-use super::shares::{PART, Source};
-use super::{Mine, PENDING, Remote, Theirs};
+use super::{Mine, Remote, Theirs};
 use crate::agent::reason_of;
 use crate::channel::{BY_KERNEL, Channel, ChannelMem};
 use crate::lock::lock_end;
-use crate::log::{debug_log, warn_of_peer};
 use crate::packet_policy::{self, Asked};
 use crate::path::{Far, PathId};
 use crate::socket::{Socket, flag, offered};
-use crate::syn::Said;
 use crate::tuple_table::Key;
 use crate::wire::Wire;
 use crate::{carrier, stats, sys};
@@ -58,6 +55,15 @@ fn by_now(s: &Socket, why: Reason) -> Reason {
         why if !of_peer.contains(&why) => why,
         _ if carrier::is_closed(fd) => Reason::Disconnected,
         _ if carrier::has_ended(fd) => Reason::ShuttingDown,
+        _ if s.syn.was_told() => Reason::NotAuthenticated,
+        why => why,
+    }
+}
+
+/// What is said of a connection whose acceptor has to wait before it can show that it is that.
+pub(super) fn unshown(s: &Socket) -> Reason {
+    match by_now(s, Reason::NotClaimed) {
+        Reason::NotClaimed => Reason::NotAuthenticated,
         why => why,
     }
 }
@@ -122,7 +128,9 @@ impl Remote {
         let Some(key) = table.insert(tuple, 0, mine) else { return };
         self.wait_until(due);
         if !connector {
-            if !self.is_peer(tuple.peer().ip()) {
+            if self.refused.iter().all(|place| place.local != tuple.local())
+                && !self.is_peer(tuple.peer().ip())
+            {
                 // As far as is known now: it waits all the same.
                 s.judge(by_now(s, Reason::PeerWithoutLibrary));
             }
@@ -157,10 +165,16 @@ impl Remote {
         }
         let (class, fills) = (m.asked.class, m.fills());
         let Some(proof) = self.link(i).map(|l| l.says(&m.socket.syn)) else { return };
+        let hears = |l: &Link| matches!(l.trust, Trust::Heard { token, .. } if token == key.0);
+        let is_heard = proof == Proof::TOLD && self.links.iter().flatten().any(|l| hears(l));
         if let Some(m) = self.connected.get_mut(key) {
             m.agreement.step(Event::Told { link: number, now: sys::now_ns() });
             if m.is_current() {
-                m.socket.start(Reason::Negotiating);
+                match proof {
+                    // (Who was told it may be about to show that.)
+                    Proof::TOLD if !is_heard => m.socket.set_reason(Reason::NotAuthenticated),
+                    _ => m.socket.start(Reason::Negotiating),
+                }
             }
             let due = m.agreement.due();
             self.wait_until(due);
@@ -228,7 +242,7 @@ impl Remote {
 
     /// What waits for an agreement is to be looked at then, or a moment later: all that is due in
     /// such a moment is looked at in one go.
-    fn wait_until(&mut self, due: u64) {
+    pub(super) fn wait_until(&mut self, due: u64) {
         if due == 0 {
             return;
         }
@@ -265,12 +279,15 @@ impl Remote {
                 continue;
             }
             let action = m.agreement.step(Event::Tick { now, claimed: false, known: false });
+            let waits = action == Action::Judge(Why::NotClaimed) && self.waits_to_be_shown(key);
+            let Some(m) = self.connected.get_mut(key) else { continue };
             if let Action::Judge(why) = action {
                 let why = match why {
-                    Why::NoLibrary => Reason::ListenerWithoutLibrary,
-                    why => reason_of(why),
+                    Why::NoLibrary => by_now(m.socket, Reason::ListenerWithoutLibrary),
+                    _ if waits => unshown(m.socket),
+                    why => by_now(m.socket, reason_of(why)),
                 };
-                m.socket.judge(by_now(m.socket, why));
+                m.socket.judge(why);
             }
             let due = m.agreement.due();
             self.wait_until(due);
@@ -287,12 +304,18 @@ impl Remote {
                 self.wait_until(due);
                 continue;
             }
-            let claimed = self.candidates.find(tuple, |_| true).is_some();
-            let known = self.is_peer(tuple.peer().ip());
+            let claim = self.candidates.find(tuple, |_| true);
+            let (claimed, is_to_be_proven) = (claim.is_some(), self.waits_for_proof(claim));
+            // (It may be asked for when there is a port.)
+            let refused = self.refused.iter().find(|place| place.local == tuple.local());
+            let refused = refused.map(|place| place.why);
+            let known = refused.is_some() || self.is_peer(tuple.peer().ip());
             let Some(m) = self.accepted.get_mut(key) else { continue };
             let action = m.agreement.step(Event::Tick { now, claimed, known });
             if let (Action::Judge(why), true) = (action, m.is_current()) {
-                m.socket.judge(by_now(m.socket, reason_of(why)));
+                m.socket.judge(by_now(m.socket, refused.unwrap_or(reason_of(why))));
+            } else if is_to_be_proven && m.is_current() {
+                m.socket.judge(Reason::NotAuthenticated);
             }
             let (due, stays) = (m.agreement.due(), m.is_current() && !m.agreement.is_over());
             if matches!(action, Action::End(_)) || !stays {
@@ -359,152 +382,10 @@ impl Remote {
 
     // ---- the acceptor ---------------------------------------------------------------------------
 
-    pub(super) fn on_candidate(&mut self, i: usize, c: proto::Candidate) -> Result<(), Fault> {
-        let tuple = c.tuple.mirrored();
-        let Some(l) = self.link(i) else { return Ok(()) };
-        let source = Source::of(l.peer);
-        // It can only speak for connections between its address and ours: its own address took
-        // TCP's handshake to prove. (Where addresses are translated in between, an honest peer
-        // claims others.)
-        if tuple.local().ip() != l.local
-            || tuple.peer().ip() != l.peer
-            || tuple.local_port() != l.port
-        {
-            stats::count(Counter::AuthFailures);
-            self.send(i, Message::Withdraw { token: c.token });
-            return Ok(());
-        }
-        self.forget_earlier_claim(i, &tuple);
-        if self.is_of_another(i, &tuple, c.proof) {
-            stats::count(Counter::AuthFailures);
-            warn_of_peer!(
-                "who claims the connection from {} of another process does not know its SYN",
-                tuple.peer()
-            );
-            if c.proof.knows() {
-                self.shares.is_wrong(source);
-            }
-            self.send(i, Message::Withdraw { token: c.token });
-            return Ok(());
-        }
-        // Two claims to one connection, and no more is known: neither is believed, now or later
-        // (users of one host could claim each other's).
-        if Agreement::is_contested(Peers::TwoHosts, 1 + usize::from(self.has_rival(i, &tuple))) {
-            self.contest(&tuple);
-            return Ok(());
-        }
-        self.open_commitment(i, &c);
-        let (token, proof, class, fills) = (c.token, c.proof, c.class, c.fills);
-        let (has_less, again_at, tries) = (false, 0, 0);
-        let claim = Theirs { link: i, token, proof, class, fills, has_less, again_at, tries };
-        self.add_candidate(tuple, claim);
-        self.agree(tuple);
-        Ok(())
-    }
-
-    pub(super) fn add_candidate(&mut self, tuple: Tuple, theirs: Theirs) {
-        let Theirs { link: i, token, .. } = theirs;
-        if let Some(old) = self.candidates.find_number(token, |x| x.link == i) {
-            self.drop_candidate(old);
-        }
-        let Some(source) = self.link(i).map(|l| Source::of(l.peer)) else { return };
-        if self.candidates.is_full() {
-            // One host's must not push out the others'.
-            let has = self.shares.of(source).map_or(0, |s| s.candidates) as usize;
-            if has >= PENDING as usize / PART / self.shares.count().max(1) {
-                return;
-            }
-            self.drop_candidate_of_most();
-        }
-        if self.candidates.insert(tuple, token, theirs).is_some() {
-            self.shares.add_candidate(source);
-        }
-    }
-
-    /// The oldest candidate of the host that has most.
-    fn drop_candidate_of_most(&mut self) {
-        let of = |theirs: &Theirs| self.link(theirs.link).map(|l| Source::of(l.peer));
-        let most = self.shares.most_candidates();
-        let found = self.candidates.iter().find(|(_, _, theirs)| of(theirs) == most);
-        if let Some((key, ..)) = found {
-            self.drop_candidate(key);
-        }
-    }
-
-    fn drop_candidate(&mut self, key: Key) {
-        if let Some((_, theirs)) = self.candidates.remove(key)
-            && let Some(source) = self.link(theirs.link).map(|l| Source::of(l.peer))
-        {
-            self.shares.drop_candidate(source);
-        }
-    }
-
-    /// Another process than that of link `i` claims the connection, or has it.
-    fn has_rival(&self, i: usize, tuple: &Tuple) -> bool {
-        self.candidates.find(tuple, |x| x.link != i).is_some() || self.other_has(i, tuple).is_some()
-    }
-
-    /// The connection, if another process than that of link `i` has it, or an offer for it.
-    fn other_has(&self, i: usize, tuple: &Tuple) -> Option<&'static Socket> {
-        let has = |c: &Conn| {
-            let socket = c.socket.filter(|s| s.generation.load(Acquire) == c.generation);
-            socket.filter(|s| s.tuple() == *tuple)
-        };
-        let offered = self.accepted.find(tuple, |m| m.agreement.offered().is_some_and(|o| o != i));
-        if let Some((_, m)) = offered.and_then(|key| self.accepted.get(key)) {
-            return Some(m.socket);
-        }
-        let others = self.links.iter().enumerate().filter(|(o, _)| *o != i);
-        others.filter_map(|(_, l)| l.as_deref()).find_map(|l| {
-            let fits = l.role == Role::Acceptor && l.peer == tuple.peer().ip();
-            l.conns.iter().filter(|_| fits).find_map(has)
-        })
-    }
-
-    /// It has shown what it knows of the connection's SYN, and who claims it now knows less: that
-    /// costs the connection nothing.
-    fn is_of_another(&self, i: usize, tuple: &Tuple, proof: Proof) -> bool {
-        let other = self.other_has(i, tuple).map(|s| s.syn.said());
-        matches!(other, Some(Said::Stamp(stamp)) if !proof.fits(stamp))
-    }
-
-    /// A process that claims a connection on another link than before has lost that one, even if
-    /// this end does not know yet.
-    fn forget_earlier_claim(&mut self, i: usize, tuple: &Tuple) {
-        let process = |r: &Remote, i| r.link(i).and_then(|l| l.hello).map(|h| h.process);
-        let is_its = |x: &Theirs| x.link != i && process(self, x.link) == process(self, i);
-        if let Some(old) = self.candidates.find(tuple, is_its) {
-            self.drop_candidate(old);
-        }
-    }
-
-    /// A connection that two processes claim stays on TCP, or goes back there, for good.
-    fn contest(&mut self, tuple: &Tuple) {
-        stats::count(Counter::AuthFailures);
-        warn_of_peer!("two processes claim the connection from {}: it stays on TCP", tuple.peer());
-        while let Some(key) = self.candidates.find(tuple, |_| true) {
-            self.drop_candidate(key);
-        }
-        if let Some(key) = self.accepted.find(tuple, |_| true)
-            && let Some(m) = self.accepted.get_mut(key)
-        {
-            let action = m.agreement.step(Event::Contested);
-            self.end(key, action);
-        }
-        for l in self.links.iter().flatten() {
-            for (slot, c) in l.conns.iter().enumerate().filter(|(_, c)| c.slot.is_live()) {
-                if let (Some(channel), true) =
-                    (l.channel, c.socket.is_some_and(|s| s.tuple() == *tuple))
-                {
-                    channel.far.demote(slot, Reason::NotAuthenticated, false);
-                }
-            }
-        }
-    }
-
     pub(super) fn on_withdraw(&mut self, i: usize, token: u64) -> Result<(), Fault> {
         if self.link(i).is_some_and(|l| l.role == Role::Connector) {
             let key = Key(token);
+            self.end_commitment(i, Some(token));
             if self.was_told(i, key)
                 && let Some(number) = self.link(i).map(Link::number)
                 && let Some(m) = self.connected.get_mut(key)
@@ -536,7 +417,7 @@ impl Remote {
         }
         if let Some(m) = self.accepted.get_mut(waiting) {
             m.socket.start(Reason::Negotiating);
-            m.agreement.step(Event::Claimed { now: sys::now_ns() });
+            m.agreement.step(Event::ClaimsChanged { now: sys::now_ns() });
             let due = m.agreement.due();
             self.wait_until(due);
         }
@@ -548,8 +429,11 @@ impl Remote {
         if let Some(why) = self.policy_against_accepted(waiting) {
             return self.decline(waiting, candidate, why);
         }
-        if proof == Proof::LATER && !self.is_locked_out(waiting) {
-            return self.commit(i, waiting, token);
+        match proof {
+            _ if self.is_locked_out(waiting) => {}
+            Proof::LATER => return self.commit(i, waiting, token),
+            Proof::TOLD => return self.wait_for_another(waiting),
+            _ => {}
         }
         if !self.is_believed(waiting, proof) {
             if let Some(m) = self.accepted.get_mut(waiting)
@@ -614,38 +498,6 @@ impl Remote {
         self.send(i, Message::OfferLane(offer));
     }
 
-    /// Whether a claim to a connection says of its SYN what the kernel has kept of it. (Where
-    /// nothing is kept, it is believed by its addresses.)
-    fn is_believed(&mut self, waiting: Key, proof: Proof) -> bool {
-        if self.is_locked_out(waiting) {
-            return false;
-        }
-        let Some((tuple, m)) = self.accepted.get(waiting) else { return false };
-        let source = Source::of(tuple.peer().ip());
-        let Said::Stamp(stamp) = m.socket.syn.said() else { return true };
-        if !proof.knows() {
-            debug_log!("the peer of the connection from {} knows nothing of its SYN", tuple.peer());
-        } else if !proof.fits(stamp) {
-            stats::count(Counter::AuthFailures);
-            warn_of_peer!(
-                "a claim to the connection from {} knows another SYN than its: it stays on TCP",
-                tuple.peer()
-            );
-            self.shares.is_wrong(source);
-        }
-        proof.fits(stamp)
-    }
-
-    /// Too many claims of that connection's host were wrong.
-    fn is_locked_out(&self, waiting: Key) -> bool {
-        let Some((tuple, _)) = self.accepted.get(waiting) else { return false };
-        let locked = self.shares.is_locked(Source::of(tuple.peer().ip()));
-        if locked {
-            debug_log!("too many claims of {} were wrong", tuple.peer().ip());
-        }
-        locked
-    }
-
     /// There will be no offer, and the peer need not wait for one.
     fn decline(&mut self, waiting: Key, candidate: Key, why: Reason) {
         if let Some((_, m)) = self.accepted.remove(waiting) {
@@ -655,6 +507,7 @@ impl Remote {
         self.drop_candidate(candidate);
         if let Some((i, token)) = theirs {
             self.send(i, Message::Withdraw { token });
+            self.commit_to_another(i, token);
         }
     }
 
@@ -708,9 +561,7 @@ impl Remote {
 
     /// What candidates were told on a link that broke is told again.
     pub(super) fn forget_candidates(&mut self, i: usize) {
-        if let Some(l) = self.link_mut(i) {
-            l.forget_commitment();
-        }
+        self.end_commitment(i, None);
         let mut at = self.candidates.oldest();
         while let Some(key) = at {
             at = self.candidates.after(key);
@@ -733,9 +584,15 @@ impl Remote {
     /// A dead link takes what waits for it out of the tables.
     pub(super) fn forget_link(&mut self, i: usize) {
         self.forget_candidates(i);
+        let (now, mut next) = (sys::now_ns(), u64::MAX);
         self.accepted.each_mut(|m| {
-            m.agreement.step(Event::LinkGone { link: i, now: 0 });
+            m.agreement.step(Event::LinkGone { link: i, now });
+            let due = m.agreement.due();
+            next = if due == 0 { next } else { next.min(due) };
         });
+        if next != u64::MAX {
+            self.wait_until(next);
+        }
         // Nobody will answer.
         for slot in 0..self.link(i).map_or(0, |l| l.conns.len()) {
             let _ = self.slot_is(i, slot, SlotEvent::TakeBack, 0);

@@ -8,6 +8,7 @@
 
 use super::link::{CONNECT_NS, Phase, Route, bind, tcp_socket};
 use super::shares::PART;
+use super::vain::{self, Vain};
 use super::{Remote, close_own};
 use crate::carrier::{self, sockaddr};
 use crate::log::debug_log;
@@ -26,6 +27,7 @@ const OFFSET: u32 = 20_000;
 pub(super) const TRIED: u8 = 4;
 /// Processes that can be found at one port.
 pub(super) const PORTS: u8 = 32;
+const _: () = assert!(PORTS as usize == vain::PORTS);
 /// Where a host answers and nobody was found it is tried again: the acceptor may not have accepted
 /// yet…
 const AGAIN_NS: [u64; 5] = [100_000_000, 400_000_000, 1_000_000_000, 3_000_000_000, 5_000_000_000];
@@ -192,6 +194,7 @@ pub(super) struct Destination {
     taken: u32,
     /// How many ports were tried last.
     ports: u8,
+    vain: Vain,
 }
 
 impl Destination {
@@ -264,6 +267,12 @@ impl Remote {
         self.destinations.iter().position(|p| p.local == local && p.peer == peer)
     }
 
+    /// What is known of who was told stamps in vain there.
+    pub(super) fn vain_at(&mut self, local: IpAddr, peer: SocketAddr) -> Option<&mut Vain> {
+        let at = self.destination(local, peer)?;
+        self.destinations.get_mut(at).map(|p| &mut p.vain)
+    }
+
     fn new_destination(&mut self, local: IpAddr, peer: SocketAddr) -> usize {
         if self.destinations.len() >= DESTINATIONS {
             // One that is not being tried, if there is one; who waits for another one goes on
@@ -289,6 +298,7 @@ impl Remote {
             other_version: false,
             taken: 0,
             ports: 0,
+            vain: Vain::default(),
         });
         self.destinations.len() - 1
     }

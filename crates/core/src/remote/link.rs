@@ -73,8 +73,10 @@ pub(super) enum Trust {
     None,
     /// Acceptor: it has committed itself.
     Committed { token: u64, nonce: [u8; 16], stamp: u32 },
+    /// Connector: the acceptor has, and is answered later ([`super::vain`]).
+    Waits { token: u64, digest: [u8; 16] },
     /// Connector: the acceptor has, and was told what is known here.
-    Heard { token: u64, digest: [u8; 16], proof: Proof },
+    Heard { token: u64, digest: [u8; 16], proof: Proof, from: u16 },
     /// Connector: it is a process that accepts there.
     Proven,
 }

@@ -19,7 +19,7 @@ use alloc::vec::Vec;
 use core::ffi::c_int;
 use core::net::SocketAddr;
 use core::sync::atomic::Ordering::*;
-use netacc_control::stats::{ChannelState, Counter};
+use netacc_control::stats::{ChannelState, Counter, LIBRARY_NUMBERS};
 use netacc_proto::rendezvous::{
     DecodeError, Hello, HostHello, MAX_MESSAGE, Message, Peers, Role, VERSION,
 };
@@ -30,7 +30,6 @@ const READS: usize = 4;
 const OUTPUT_MAX: usize = 1 << 20;
 /// Words wait while so much does.
 const OUTPUT_BUSY: usize = 1 << 16;
-const LIB_VERSION: [u16; 3] = [0, 1, 0];
 
 impl Remote {
     pub(super) fn link(&self, i: usize) -> Option<&Link> {
@@ -113,13 +112,14 @@ impl Remote {
     pub(super) fn show(&self) {
         for (i, l) in self.links.iter().enumerate() {
             let Some(r) = stats::remote_record(i) else { return };
-            let Some(l) = l.as_deref().filter(|l| l.hello.is_some()) else {
+            let Some((l, hello)) = l.as_deref().and_then(|l| Some((l, l.hello?))) else {
                 if r.state.load(Relaxed) != ChannelState::Free as u32 {
                     r.state.store(ChannelState::Free as u32, Relaxed);
                 }
                 continue;
             };
-            r.peer_pid.store(l.hello.map_or(0, |h| h.hello.pid), Relaxed);
+            r.peer_pid.store(hello.hello.pid, Relaxed);
+            stats::set_remote_library(i, hello.hello.lib_version);
             r.set_peer(l.peer);
             r.slots_used
                 .store(l.conns.iter().filter(|c| !c.slot.is_free()).count() as u32, Relaxed);
@@ -157,7 +157,10 @@ impl Remote {
                     self.end_probes_in_time(i, now);
                 }
                 Phase::Gone if !l.in_use() => self.drop_link(i),
-                Phase::Up => self.time_unheard(i, now),
+                Phase::Up => {
+                    self.time_commitment(i);
+                    self.time_unheard(i, now)
+                }
                 _ => {}
             }
         }
@@ -171,7 +174,7 @@ impl Remote {
         let Some(facts) = self.facts(device) else { return };
         let config = config::get();
         let hello = HostHello {
-            hello: Hello::new(LIB_VERSION, sys::getpid(), role),
+            hello: Hello::new(LIBRARY_NUMBERS, sys::getpid(), role),
             process: self.process,
             port,
             immediate: facts.writes_imm,
@@ -384,10 +387,7 @@ impl Remote {
             Message::Freed { slot } => self.on_freed(i, slot),
             Message::Pair(p) => self.on_pair(i, p),
             Message::OfferLane(o) => self.on_offer(i, o),
-            Message::Commit { token, digest } => {
-                self.on_commit(i, token, digest);
-                Ok(())
-            }
+            Message::Commit { token, digest } => self.on_commit(i, token, digest),
             Message::Open { token, nonce, stamp } => self.on_open(i, token, nonce, stamp),
             Message::PairReady { pair } => self.on_pair_ready(i, pair),
             Message::PairAsk { pair } => {

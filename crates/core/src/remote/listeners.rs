@@ -44,6 +44,45 @@ pub(super) struct Listener {
     unused_since: u64,
 }
 
+/// A place at which no links could be taken.
+#[derive(Clone, Copy)]
+pub(super) struct Refused {
+    pub(super) local: SocketAddr,
+    /// Why: what is said of the connections that wait there.
+    pub(super) why: Reason,
+    /// When they are asked for again.
+    at: u64,
+    /// How often in a row all ports were taken.
+    times: u8,
+}
+/// So many times the pause before all ports are tried again doubles.
+const LONGER_MAX: u8 = 2;
+
+/// A socket that listens at the first port of a place that is free, and which one that is.
+fn first_port(local: SocketAddr, is_first_time: bool) -> Result<(c_int, u8), Reason> {
+    let reserved = Reserved::now();
+    let port = |k| link_port(local.port(), k);
+    for k in (0..PORTS).filter(|k| !reserved.has(port(*k))) {
+        // (A new one each time. Several processes may bind a port at which none of them listens
+        // yet; one listens, and the others' sockets stay bound to it.)
+        let fd = tcp_socket(local.ip());
+        if fd < 0 {
+            return Err(Reason::NoDescriptor);
+        }
+        let _ = sys::setsockopt(fd, libc::SOL_SOCKET, libc::SO_REUSEADDR, &1i32);
+        if bind(fd, SocketAddr::new(local.ip(), port(k))) >= 0
+            && sys::listen(fd, LINKS_MAX as c_int) >= 0
+        {
+            return Ok((fd, k));
+        }
+        close_own(fd);
+    }
+    if is_first_time {
+        warn_log!("no port for agreements over RDMA: {} to {} are taken", port(0), port(PORTS - 1));
+    }
+    Err(Reason::RdmaRefused)
+}
+
 impl Remote {
     /// Connections are accepted at `local`: connectors of other hosts can find this process from
     /// here on.
@@ -51,15 +90,72 @@ impl Remote {
         if self.listeners.iter().any(|l| l.local == local && l.fd >= 0) {
             return;
         }
-        if let Err(why) = self.take_links(local) {
-            debug_log!("no links for {local}: {}", why.name());
-            let at = sys::now_ns() + devices::pause_after(why);
-            self.anew_at = if self.anew_at == 0 { at } else { self.anew_at.min(at) };
-            self.at(at);
+        let now = sys::now_ns();
+        let known = self.refused.iter().position(|place| place.local == local);
+        let before = known.and_then(|n| self.refused.get(n)).copied();
+        if before.is_some_and(|place| now < place.at) {
+            return;
+        }
+        let Err(why) = self.take_links(local, before.is_none()) else {
+            if let Some(before) = before {
+                self.refused.retain(|place| place.local != local);
+                self.wait_anew(before);
+            }
+            return;
+        };
+        debug_log!("no links for {local}: {}", why.name());
+        let again = before.filter(|_| why == Reason::RdmaRefused);
+        let times = again.map_or(0, |place| place.times.saturating_add(1));
+        let at = now + (devices::pause_after(why) << times.min(LONGER_MAX));
+        let place = Refused { local, why, at, times };
+        if let Some(old) = known.and_then(|n| self.refused.get_mut(n)) {
+            *old = place;
+        } else if self.refused.len() < LISTENERS && self.refused.try_reserve(1).is_ok() {
+            self.refused.push(place);
+        }
+        self.ask_anew(at);
+    }
+
+    /// Who waits at a place that nobody could ask for until now waits as from the beginning.
+    fn wait_anew(&mut self, before: Refused) {
+        let mut at = self.accepted.oldest();
+        while let Some(key) = at {
+            at = self.accepted.after(key);
+            let Some((tuple, m)) = self.accepted.get(key) else { continue };
+            if tuple.local() != before.local {
+                continue;
+            }
+            if m.is_current() {
+                m.socket.change_reason(&[before.why], Reason::Negotiating);
+            }
+            self.claims_changed(key);
         }
     }
 
-    fn take_links(&mut self, local: SocketAddr) -> Result<(), Reason> {
+    fn ask_anew(&mut self, at: u64) {
+        self.anew_at = if self.anew_at == 0 { at } else { self.anew_at.min(at) };
+        self.at(at);
+    }
+
+    /// Places at which no links could be taken: those whose connections wait are asked for again.
+    fn time_refused(&mut self, now: u64) {
+        let mut n = 0;
+        while let Some(Refused { local, at, .. }) = self.refused.get(n).copied() {
+            if !self.accepted.iter().any(|(_, tuple, _)| tuple.local() == local) {
+                // (The next accepted connection asks for it.)
+                self.refused.swap_remove(n);
+                continue;
+            }
+            if at <= now {
+                self.on_accepting(local);
+            } else {
+                self.ask_anew(at);
+            }
+            n += usize::from(self.refused.get(n).is_some_and(|place| place.local == local));
+        }
+    }
+
+    fn take_links(&mut self, local: SocketAddr, is_first_time: bool) -> Result<(), Reason> {
         if self.free_place() >= LISTENERS {
             self.close_unused(true);
         }
@@ -68,12 +164,9 @@ impl Remote {
             return Err(Reason::ChannelFull);
         }
         let device = self.device_at(local.ip())?;
-        let fd = tcp_socket(local.ip());
-        if fd < 0 {
-            return Err(Reason::NoDescriptor);
-        }
-        let (k, cm, cm_port) =
-            self.listen_at(fd, local, device, at).inspect_err(|_| close_own(fd))?;
+        let (fd, k) = first_port(local, is_first_time)?;
+        let (cm, cm_port) =
+            self.listen_at((fd, k), local, device, at).inspect_err(|_| close_own(fd))?;
         debug_log!("links for {local} on port {}, pairs on {cm_port}", link_port(local.port(), k));
         let holds_port = self.holds_port(local, device, cm_port);
         let (cm, doubted, unused_since) = (Some(cm), false, 0);
@@ -90,29 +183,14 @@ impl Remote {
         self.listeners.iter().position(|l| l.fd < 0).unwrap_or(self.listeners.len())
     }
 
-    /// Both listeners of a place: the number of the first one's port, the manager's, and its port.
+    /// The other listener of a place, the manager's, and its port.
     fn listen_at(
         &mut self,
-        fd: c_int,
+        (fd, k): (c_int, u8),
         local: SocketAddr,
         device: usize,
         at: usize,
-    ) -> Result<(u8, net::Listener, u16), Reason> {
-        let _ = sys::setsockopt(fd, libc::SOL_SOCKET, libc::SO_REUSEADDR, &1i32);
-        let reserved = Reserved::now();
-        let free = |k: &u8| !reserved.has(link_port(local.port(), *k));
-        let k = (0..PORTS).filter(free).find(|k| {
-            bind(fd, SocketAddr::new(local.ip(), link_port(local.port(), *k))) >= 0
-                && sys::listen(fd, LINKS_MAX as c_int) >= 0
-        });
-        let Some(k) = k else {
-            warn_log!(
-                "no port for agreements over RDMA: {} to {} are taken",
-                link_port(local.port(), 0),
-                link_port(local.port(), PORTS - 1)
-            );
-            return Err(Reason::RdmaRefused);
-        };
+    ) -> Result<(net::Listener, u16), Reason> {
         let (cm, cm_port) =
             self.listen_for_pairs(local, device, at, k).ok_or(Reason::RdmaRefused)?;
         if !watch(self.epoll, fd, libc::EPOLLIN as u32, EVENT_LISTENER | at as u64) {
@@ -121,7 +199,7 @@ impl Remote {
             }
             return Err(Reason::NoDescriptor);
         }
-        Ok((k, cm, cm_port))
+        Ok((cm, cm_port))
     }
 
     /// A listening socket was closed: where none is left links are of no use after a while. (Not
@@ -154,9 +232,11 @@ impl Remote {
     }
 
     pub(super) fn time_listeners(&mut self) {
-        if self.anew_at != 0 && self.anew_at <= sys::now_ns() {
+        let now = sys::now_ns();
+        if self.anew_at != 0 && self.anew_at <= now {
             self.anew_at = 0;
             forget_known();
+            self.time_refused(now);
         } else if self.anew_at != 0 {
             let at = self.anew_at;
             self.at(at);

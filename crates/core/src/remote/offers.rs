@@ -85,6 +85,7 @@ impl Remote {
         let Some(action) = self.accepted.get_mut(waiting).map(|m| m.agreement.step(refused)) else {
             return Ok(());
         };
+        self.claims_changed(waiting);
         let Some((tuple, current)) = self.accepted.get(waiting).map(|(t, m)| (*t, m.is_current()))
         else {
             return Ok(());

@@ -18,7 +18,7 @@ const LOCK_MAX_NS: u64 = 3_600_000_000_000;
 /// Wrong claims are forgotten so long after the last one.
 const FORGOTTEN_NS: u64 = 6 * LOCK_MAX_NS;
 /// Hosts that are remembered for wrong claims alone.
-const REMEMBERED: usize = 4096;
+pub(super) const REMEMBERED: usize = 4096;
 
 /// Links that a process has, whatever its limits are; and as many as it can have.
 pub(super) const LINKS_MIN: usize = 64;
@@ -54,8 +54,12 @@ pub(super) struct Share {
 }
 
 impl Share {
+    fn has_something(&self) -> bool {
+        (self.links, self.candidates) != (0, 0)
+    }
+
     fn is_over(&self, now: u64) -> bool {
-        (self.links, self.candidates) == (0, 0)
+        !self.has_something()
             && (self.wrong == 0 || now.saturating_sub(self.wrong_at) > FORGOTTEN_NS)
     }
 }
@@ -63,6 +67,8 @@ impl Share {
 /// Sorted by whose they are.
 pub(super) struct Shares {
     list: Vec<Share>,
+    /// Of them, those that have something: the others are remembered for wrong claims alone.
+    having: usize,
     /// As many links as this process has at most.
     pub(super) links_max: usize,
     /// Of all hosts.
@@ -71,7 +77,7 @@ pub(super) struct Shares {
 
 impl Shares {
     pub(super) fn new() -> Shares {
-        Shares { list: Vec::new(), links_max: links_max(), callers: 0 }
+        Shares { list: Vec::new(), having: 0, links_max: links_max(), callers: 0 }
     }
 
     fn find(&self, source: Source) -> Result<usize, usize> {
@@ -117,8 +123,7 @@ impl Shares {
 
     /// Of those that are remembered for wrong claims alone.
     fn forget_oldest(&mut self) {
-        let nothing = |s: &Share| (s.links, s.candidates) == (0, 0);
-        let alone = self.list.iter().enumerate().filter(|(_, s)| nothing(s));
+        let alone = self.list.iter().enumerate().filter(|(_, s)| !s.has_something());
         if let Some((at, _)) = alone.min_by_key(|(_, s)| s.wrong_at) {
             self.list.remove(at);
         }
@@ -126,9 +131,17 @@ impl Shares {
 
     /// One more link of that host's, which has not greeted. False: there is no memory.
     pub(super) fn add_link(&mut self, source: Source) -> bool {
+        let added = self.add(source, |s| (s.links, s.callers) = (s.links + 1, s.callers + 1));
+        self.callers += u32::from(added);
+        added
+    }
+
+    /// That host has more than before. False: there is no memory.
+    fn add(&mut self, source: Source, more: impl FnOnce(&mut Share)) -> bool {
         let Some(s) = self.of_mut(source) else { return false };
-        (s.links, s.callers) = (s.links + 1, s.callers + 1);
-        self.callers += 1;
+        let is_new = !s.has_something();
+        more(s);
+        self.having += usize::from(is_new);
         true
     }
 
@@ -148,9 +161,7 @@ impl Shares {
     }
 
     pub(super) fn add_candidate(&mut self, source: Source) {
-        if let Some(s) = self.of_mut(source) {
-            s.candidates += 1;
-        }
+        self.add(source, |s| s.candidates += 1);
     }
 
     pub(super) fn drop_candidate(&mut self, source: Source) {
@@ -160,7 +171,9 @@ impl Shares {
     fn change(&mut self, source: Source, f: impl FnOnce(&mut Share)) {
         let Ok(at) = self.find(source) else { return };
         let Some(s) = self.list.get_mut(at) else { return };
+        let had = s.has_something();
         f(s);
+        self.having -= usize::from(had && !s.has_something());
         // One that has made wrong claims is remembered.
         if (s.links, s.candidates, s.wrong) == (0, 0, 0) {
             self.list.remove(at);
@@ -172,9 +185,9 @@ impl Shares {
         self.list.iter().max_by_key(|s| s.candidates).map(|s| s.source)
     }
 
-    /// Hosts that have something.
+    /// Hosts that have something: who is remembered for wrong claims alone takes no part.
     pub(super) fn count(&self) -> usize {
-        self.list.len()
+        self.having
     }
 
     // ---- wrong claims ---------------------------------------------------------------------------
@@ -231,7 +244,7 @@ mod tests {
         let (a, b) = (of("10.0.0.1"), of("10.0.0.2"));
         assert!(shares.add_link(a) && shares.add_link(a) && shares.add_link(b));
         shares.add_candidate(a);
-        assert_eq!((shares.of(a).unwrap().links, shares.callers), (2, 3));
+        assert_eq!((shares.of(a).unwrap().links, shares.callers, shares.count()), (2, 3, 2));
         shares.greeted(a);
         shares.drop_link(a, true);
         shares.drop_link(a, false);
@@ -241,6 +254,14 @@ mod tests {
         shares.is_wrong(b);
         shares.drop_link(b, false);
         assert_eq!((shares.of(b).map(|s| s.links), shares.callers), (Some(0), 0));
+        assert_eq!(shares.count(), 0);
+        shares.add_candidate(b);
+        shares.add_candidate(b);
+        assert_eq!(shares.count(), 1);
+        shares.drop_candidate(b);
+        shares.drop_candidate(b);
+        shares.drop_candidate(b);
+        assert_eq!((shares.count(), shares.list.len()), (0, 1));
     }
 
     #[test]
@@ -252,7 +273,7 @@ mod tests {
             shares.is_wrong(host(n));
             testing::pass_ns(1_000_000);
         }
-        assert_eq!(shares.count(), REMEMBERED);
+        assert_eq!((shares.list.len(), shares.count()), (REMEMBERED, 1));
         assert!(shares.of(host(0)).is_some(), "it has a link");
         assert!((1..=100).all(|n| shares.of(host(n)).is_none()));
         assert!((101..REMEMBERED + 100).all(|n| shares.of(host(n)).is_some()));

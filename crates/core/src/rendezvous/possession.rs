@@ -136,7 +136,7 @@ impl Proof {
 
     /// Under the service's lock its descriptor stays what it is: who closes the number of a
     /// candidate, or of what was one, or makes it anything but plain, comes by here before he goes
-    /// on (`service::closing`, `forget`, `renamed`, `last_look`).
+    /// on (`service/agent.rs`: `forget`, `renamed`, `leave_carrier`).
     fn may_touch(&self) -> bool {
         (self.socket.may_be_candidate() || self.socket.is(socket::State::Plain))
             && self.has_carrier()

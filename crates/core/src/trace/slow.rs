@@ -2,9 +2,10 @@
 //! of TCP in user space, a break, and waits that were too long (`NACC_TRACE_SLOW_MS`).
 //!
 //! Only waits count in which somebody has failed to do something: a send that found no room, as the
-//! peer does not read; an agreement of a connection that was used all the while; a queue pair on
-//! which nothing arrives. Who waits for the next request, or for its answer, is not slow: that may
-//! take as long as the program at the other end likes.
+//! peer does not read (where no thread sleeps in it, `io/watch.rs` sees that); an agreement of a
+//! connection that was used all the while; a queue pair on which nothing arrives. Who waits for the
+//! next request, or for its answer, is not slow: that may take as long as the program at the other
+//! end likes.
 
 use super::Event;
 use crate::config;
@@ -14,6 +15,8 @@ use netacc_control::trace::{Ring, Slow};
 
 /// Of the sides of [`Event::Sleep`].
 const SEND: u64 = 1;
+/// Of [`Ring::send_waits`]: no thread sleeps in that send, and nobody has told of the wait.
+const UNTOLD: u64 = 1;
 /// An agreement is slow where the connection has been used so often meanwhile. (It takes calls of
 /// both ends; one that is hardly used has all the time that it likes.)
 const CALLS: u32 = 100;
@@ -36,19 +39,22 @@ pub(super) fn look(
 ) -> Option<(Slow, u64)> {
     let since = match event {
         Event::Rto | Event::Slow | Event::BrokenOff | Event::Corrupt => {
-            super::is_worth(ring);
+            super::trouble::begins(ring);
             ANY.store(true, Relaxed);
             return None;
         }
-        Event::Sleep if what & 0xff == SEND => {
+        Event::Sleep | Event::Full if what & 0xff == SEND => {
             // (A thread may be woken and find no room all the same: that is one wait. Where nobody
             // counts what is sent, each is one.)
             let sent = moved.map(sent);
             let goes_on = sent.is_some_and(|sent| sent == ring.send_from.load(Relaxed));
-            if !goes_on || ring.send_waits.load(Relaxed) == 0 {
-                ring.send_from.store(sent.unwrap_or(0), Relaxed);
-                ring.send_waits.store(now, Relaxed);
-            }
+            let since = match ring.send_waits.load(Relaxed) {
+                since if goes_on && since != 0 => since,
+                _ => now | UNTOLD,
+            };
+            ring.send_from.store(sent.unwrap_or(0), Relaxed);
+            let asleep = event == Event::Sleep;
+            ring.send_waits.store(if asleep { since & !UNTOLD } else { since }, Relaxed);
             return None;
         }
         Event::Noted => {
@@ -71,6 +77,19 @@ pub(super) fn look(
         ring.send_waits.store(0, Relaxed);
     }
     Some((slow, took))
+}
+
+/// There is no room in a ring for what is sent: the same for a program whose calls do not wait. It
+/// has found none, and has sent nothing since. Told once.
+pub(super) fn still_waits(ring: &Ring, moved: &ConnRecord, now: u64) -> Option<u64> {
+    let since = ring.send_waits.load(Relaxed);
+    if since & UNTOLD == 0 || sent(moved) != ring.send_from.load(Relaxed) {
+        return None;
+    }
+    let took = now.saturating_sub(since);
+    bound_ns().filter(|bound| took >= *bound)?;
+    ring.send_waits.store(since & !UNTOLD, Relaxed);
+    Some(took)
 }
 
 /// The lowest bits of how much was sent.

@@ -542,6 +542,45 @@ fn a_send_that_waits_for_room_for_too_long_is_told_and_no_other_wait() {
 }
 
 #[test]
+fn a_ring_that_stays_full_is_told_once_also_where_nobody_sleeps() {
+    let ring = opened();
+    slow_from(2);
+    // SAFETY: all zero is a valid record.
+    let moved: ConnRecord = unsafe { core::mem::zeroed() };
+    let send = 1;
+    let told = || {
+        still_full(ring, &moved);
+        of(ring, Event::Slow)
+    };
+    assert_eq!(told(), 0, "no send has found it full");
+    record(ring, Some(&moved), Event::Full, send);
+    moved.add_tx(Path::Shm, 1);
+    sys::pause_ns(4_000_000);
+    assert_eq!(told(), 0, "something was sent since");
+    record(ring, Some(&moved), Event::Full, send);
+    assert_eq!(told(), 0, "just now");
+    sys::pause_ns(4_000_000);
+    assert_eq!((told(), told()), (1, 1));
+    let [_, what] =
+        ring.events.iter().find(|[a, _]| a.load(Relaxed) & 63 == Event::Slow as u64).unwrap();
+    let what = what.load(Relaxed);
+    assert!(what & 0xff == Slow::Send as u64 && what >> 8 >= 2);
+    // It asks again and again, and is a wait.
+    record(ring, Some(&moved), Event::Full, send);
+    sys::pause_ns(4_000_000);
+    assert_eq!(told(), 1);
+    // A thread that sleeps in its send tells that itself.
+    moved.add_tx(Path::Shm, 1);
+    record(ring, Some(&moved), Event::Full, send);
+    record(ring, Some(&moved), Event::Sleep, send);
+    sys::pause_ns(4_000_000);
+    assert_eq!(told(), 1);
+    record(ring, Some(&moved), Event::Wake, send);
+    assert_eq!(of(ring, Event::Slow), 2);
+    close(ring, false);
+}
+
+#[test]
 fn an_agreement_is_slow_where_the_connection_is_used_meanwhile() {
     slow_from(2);
     for (calls, is_slow) in [(5, 0), (150, 1)] {
@@ -561,6 +600,52 @@ fn an_agreement_is_slow_where_the_connection_is_used_meanwhile() {
     }
 }
 
+/// What each excerpt of a connection holds.
+fn excerpts(ring: &Ring) -> std::vec::Vec<std::vec::Vec<(u64, u64)>> {
+    let number = ring.number.load(Relaxed);
+    let rings = (1..UNUSED.load(Relaxed)).filter_map(some);
+    let is_its = |it: &&Ring| {
+        it.state.load(Relaxed) == State::Excerpt as u32 && it.number.load(Relaxed) == number
+    };
+    let events = |it: &Ring| {
+        let events = it.events.iter().map(|[a, b]| (a.load(Relaxed) & 63, b.load(Relaxed)));
+        events.filter(|(event, _)| *event != 0).collect()
+    };
+    rings.filter(is_its).map(events).collect()
+}
+
+#[test]
+fn a_trouble_is_kept_of_a_connection_that_goes_on() {
+    on();
+    assert!(alone_in_child(|| {
+        after_fork_in_child();
+        let ring = some(opens(Event::Accepted)).unwrap();
+        let rings = |from: u64, to: u64| {
+            (from..to).for_each(|i| record(ring, None, Event::Doorbell, i));
+        };
+        let rto = (Event::Rto as u64, 1 | 1 << 16);
+        rings(0, 200);
+        record(ring, None, Event::Rto, rto.1);
+        rings(200, 300);
+        let first = excerpts(ring);
+        let is_told = first.len() == 1 && first[0].contains(&rto);
+        // As much of what led to it as of what came of it.
+        let bell = |i: u64| first[0].contains(&(Event::Doorbell as u64, i));
+        let around = bell(151) && bell(199) && bell(200) && bell(248) && bell(0);
+        // A connection that is never well does not keep all there is.
+        for i in 0..2 * u64::from(trouble::KEPT_MAX) {
+            record(ring, None, Event::Rto, i);
+            rings(0, 60);
+        }
+        let most = excerpts(ring).len();
+        let said = header().unwrap().excerpts.load(Relaxed);
+        close(ring, false);
+        let kept = ring.state.load(Relaxed) == State::Kept as u32;
+        file::remove();
+        is_told && around && most == 4 && said == 4 && kept
+    }));
+}
+
 #[test]
 fn a_burst_of_trouble_is_kept_and_leaves_room_for_those_that_end_badly() {
     on();
@@ -575,11 +660,11 @@ fn a_burst_of_trouble_is_kept_and_leaves_room_for_those_that_end_badly() {
             ring.state.load(Relaxed) == State::Kept as u32
         };
         let kept = |n: u32, rto: bool, badly: bool| (0..n).filter(|_| closed(rto, badly)).count();
-        let half = KEPT_MAX as usize / 2;
+        let half = trouble::KEPT_MAX as usize / 2;
         // Each of a burst, but for what would leave no room for worse; then that.
         let ok = !closed(false, false)
-            && kept(KEPT_MAX, true, false) == half
-            && kept(KEPT_MAX, false, true) == half;
+            && kept(trouble::KEPT_MAX, true, false) == half
+            && kept(trouble::KEPT_MAX, false, true) == half;
         file::remove();
         ok && slow::ANY.load(Relaxed)
     }));

@@ -345,7 +345,7 @@ impl Owned {
         // While there is one a close leaves the carrier to it.
         let departure = Departure::new(s);
         let why = reason_of(device.seat(slot).leave.load(SeqCst));
-        let came = io::give_back_to_kernel(s, s.generation16(), (device, why), || {
+        let came = io::give_back_to_kernel(s, s.generation16(), (device.seat(slot), why), || {
             let mut driver = device.take_turn();
             let now = sys::now_ns();
             let back = numbers::exclusively(|| driver.end(device, (slot, false), now));
@@ -442,7 +442,7 @@ impl Owned {
         let device = self.device;
         let leave = &device.seat(slot).leave;
         leave.fetch_or(parting::GONE, SeqCst);
-        s.trace(trace::Event::BrokenOff, 0);
+        s.trace_once(trace::Event::BrokenOff, 0);
         wait::prod(s);
         io::wake_leavers(s);
         device.uncount(slot);

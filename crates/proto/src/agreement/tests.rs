@@ -47,7 +47,7 @@ fn events(role: Role) -> Vec<Event> {
         Role::Acceptor => {
             let mut all =
                 vec![Event::Claims(0), Event::Claims(bit(1)), Event::Claims(bit(1) | bit(2))];
-            all.extend([Event::Claimed { now: NOW }, Event::Unproven(1), Event::Offered(1)]);
+            all.extend([Event::ClaimsChanged { now: NOW }, Event::Unproven(1), Event::Offered(1)]);
             all.extend([Event::Accepted(1), Event::Accepted(2)]);
             for reason in [refuse::WITHDRAWN, refuse::BUSY, refuse::NO_MEMORY, refuse::LESS_MEMORY]
             {
@@ -180,12 +180,36 @@ fn who_waits_is_looked_for_and_judged_in_time() {
     let goes_on = [(at(30_000), judged), (at(60_000), judged)];
     assert_eq!((&known[..1], &known[1..3]), (&[(at(900), judged)][..], &goes_on[..]));
     let claimed = ticks(silent(Peers::TwoHosts), true, true);
-    assert_eq!(claimed[..2], [(at(900), Action::None), (at(1800), Action::None)]);
+    // (More and more rarely: a claim may wait for as long as the connection lives.)
+    let seen_to = [900, 1800, 3600, 7200, 14_400, 28_800, 57_600, 87_600];
+    assert_eq!(claimed[..8], seen_to.map(|ms| (at(ms), Action::None)));
+    // Another claim is looked at as soon as the first one was.
+    let mut a = silent(Peers::TwoHosts);
+    while a.due() < 30_000_000_000 {
+        a.step(Event::Tick { now: a.due(), claimed: true, known: true });
+    }
+    let now = a.due() - 20_000_000_000;
+    a.step(Event::ClaimsChanged { now });
+    let first = ticks(a, true, true)[..2].iter().map(|(at, _)| at.clone()).collect::<Vec<_>>();
+    assert_eq!(first, [900, 1800].map(|ms| at(now / 1_000_000 + ms)));
+    // And one that goes then is told of as soon.
+    let mut a = silent(Peers::TwoHosts);
+    while a.due() < 30_000_000_000 {
+        a.step(Event::Tick { now: a.due(), claimed: true, known: true });
+    }
+    let now = a.due() - 20_000_000_000;
+    let mut offered = a;
+    a.step(Event::ClaimsChanged { now });
+    offered.step(Event::Offered(1));
+    offered.step(Event::LinkGone { link: 1, now });
+    for a in [a, offered] {
+        assert_eq!(ticks(a, false, true)[0], (at(now / 1_000_000 + 900), judged));
+    }
     // A claim that goes: what is said of it comes in time again, and it is waited for as at first.
     for is_known in [false, true] {
         let mut a = silent(Peers::TwoHosts);
         a.step(Event::Tick { now: a.due(), claimed: false, known: is_known });
-        a.step(Event::Claimed { now: 5_000_000_000 });
+        a.step(Event::ClaimsChanged { now: 5_000_000_000 });
         let later = if is_known { judged } else { ended };
         let gone = ticks(a, false, is_known);
         assert_eq!(gone[..2], [(at(5_900), judged), (at(35_000), later)]);
@@ -194,6 +218,16 @@ fn who_waits_is_looked_for_and_judged_in_time() {
         a.step(Event::LinkGone { link: 1, now: 6_000_000_000 });
         assert_eq!(ticks(a, false, is_known)[0], (at(6_800), judged));
     }
+    let mut a = silent(Peers::TwoHosts);
+    (0..20).for_each(|_| {
+        a.step(Event::Tick { now: a.due(), claimed: true, known: true });
+    });
+    let last = a.due();
+    a.step(Event::Tick { now: last, claimed: false, known: true });
+    assert!(a.was_looked_for());
+    a.step(Event::ClaimsChanged { now: last });
+    a.step(Event::Tick { now: a.due(), claimed: true, known: true });
+    assert_eq!(a.due() - last, 2 * JUDGED_NS, "another one is seen to in time");
     // Between hosts a connector's place is looked for, and what is said of it comes in time.
     let mut a = Agreement::new(Peers::TwoHosts, Role::Connector, 0);
     assert_eq!(ticks(a, false, false), [(at(900), judged)]);

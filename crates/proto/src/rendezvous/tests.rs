@@ -308,7 +308,9 @@ fn a_proof_fits_what_it_names_and_nothing_else() {
     assert_eq!(Proof::new(5, 5 + 4095).span, 4095);
     assert_eq!(Proof::new(5, 5 + 4096), Proof::NONE);
     assert!(!Proof { lowest: 5, span: 4096 }.fits(6), "whatever a peer says");
-    assert!(!Proof::LATER.knows() && Proof::LATER != Proof::NONE);
+    let nothing = [Proof::NONE, Proof::LATER, Proof::TOLD];
+    assert!(nothing.iter().all(|p| !p.knows() && !p.fits(0)));
+    assert!((0..3).all(|n| nothing[n] != nothing[(n + 1) % 3]));
     assert_eq!(Proof::new(5, 4), Proof::NONE);
     assert!(![0, 1, 65_535, u32::MAX].iter().any(|s| Proof::NONE.fits(*s)));
 }

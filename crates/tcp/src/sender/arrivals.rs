@@ -121,8 +121,7 @@ impl Sender {
         // RFC 6298 (5.3); RFC 8985, 7.2.
         self.timeout_from = now;
         self.probe_from = now;
-        // What tells of a duplicate and of the progress that it was sent for is not the first to do
-        // that: the one before was lost, and the time would be that of the loss.
+        // With a D-SACK it repeats an acknowledgement that was lost: the time would be the loss's.
         if ack.at <= self.rtt_until || (arrived.again && arrived.dsack) {
             return;
         }

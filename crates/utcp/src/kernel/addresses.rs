@@ -52,6 +52,14 @@ impl Address {
         self.bytes.get(..self.length).unwrap_or(&[])
     }
 
+    /// The same address, port and `sin6_scope_id`. (`sin6_flowinfo` is none of an end's.)
+    #[must_use]
+    pub fn is_same(&self, other: &Self) -> bool {
+        let scope = |of: &Self| of.bytes.last_chunk::<4>().copied();
+        let of = |end: &Self| (end.family(), end.endpoint(), scope(end));
+        of(self) == of(other)
+    }
+
     /// Its family.
     #[must_use]
     pub fn family(&self) -> c_int {

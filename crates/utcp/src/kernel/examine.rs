@@ -1,6 +1,6 @@
 //! What may be taken over.
 
-use super::{Address, Kept, of_socket, tcp};
+use super::{Address, Kept, SO_PROTOCOL, of_socket, tcp};
 use core::ffi::c_int;
 use netacc_packet::sys::{self, Errno, Fd};
 use netacc_tcp::wire::Flow;
@@ -107,7 +107,6 @@ impl Kept {
     ///
     /// [`Refusal`].
     pub fn examine(fd: c_int) -> Result<Self, Refusal> {
-        const SO_PROTOCOL: c_int = 38;
         let other = Refusal::Other;
         let protocol = sys::get(fd, of_socket(SO_PROTOCOL)).map_err(other)?;
         if protocol != libc::IPPROTO_TCP {

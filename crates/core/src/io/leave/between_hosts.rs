@@ -2,19 +2,20 @@
 //! does it, and they wait.
 
 use super::super::EAGAIN;
-use super::super::ends::{NotHeld, hold_tx};
+use super::super::ends::{NotHeld, TxHeld, hold_tx};
 use super::super::waits::interrupted;
 use super::halves::pin;
 use super::send_buffer::SendBuffer;
 use super::{
     AT_LEAST_NS, LONGEST_NS, NOTHING_COMES_NS, PULL_BACK_NS, pull_back_patience_ns, throws_away,
 };
-use crate::channel::Channel;
+use crate::candidates::{self, Settled};
 use crate::outcome::Ret;
 use crate::sets::sets;
 use crate::socket::{Named, Socket, State, flag};
+use crate::trace::Event;
 use crate::wait::Woke;
-use crate::{candidates, carrier, sleep, socket, sys};
+use crate::{carrier, sleep, socket, sys};
 use core::ffi::c_int;
 use core::sync::atomic::Ordering::*;
 use netacc_control::stats::Reason;
@@ -126,33 +127,15 @@ fn go_back(
     mut wait: impl FnMut(i64),
 ) -> bool {
     let inherited = s.is_inherited();
-    let place = || (s.channel(), s.slot.load(Relaxed) as usize);
-    let same = |a: Option<&Channel>, b: Option<&Channel>| {
-        a.map(core::ptr::from_ref) == b.map(core::ptr::from_ref)
-    };
-    let mut on = place();
-    ask_to_demote(s, g, why);
     let abandoned = loop {
-        if s.generation16() != g || !s.is(State::Attached) {
-            match s.state.now() {
-                _ if s.generation16() != g => {}
-                State::Candidate => {
-                    candidates::make_plain(s, why);
-                    continue;
-                }
-                State::Changing if socket::await_change(s) => continue,
-                State::Changing => return false,
-                State::Attached => continue,
-                _ => {}
+        match candidates::settle(s, g, why) {
+            // (Each time: where it is taken back for a while, and attached again, it is lost.)
+            Settled::Attached => ask_to_demote(s, g, why),
+            Settled::Changing => return false,
+            Settled::Plain => {
+                has_left(s, g);
+                return true;
             }
-            has_left(s, g);
-            return true;
-        }
-        let now = place();
-        if !same(now.0, on.0) || now.1 != on.1 {
-            // Taken back for a while, and attached again.
-            on = now;
-            ask_to_demote(s, g, why);
         }
         // (In a handler that has interrupted this very thread in a send nothing can be waited for.)
         if patience.sends && matches!(pinned_to_kernel(s, g), Ok(true) | Err(NotHeld::Reentrant)) {
@@ -164,8 +147,7 @@ fn go_back(
             && !s.path().maker_is_alive(s.owner.load(Relaxed))
             && s.is(State::Attached)
             && s.generation16() == g;
-        let is_over =
-            s.has(flag::BROKEN_OFF | flag::CORRUPT) || on.0.is_some_and(|c| c.far.is_gone(on.1));
+        let is_over = s.has(flag::BROKEN_OFF | flag::CORRUPT) || is_gone(s, g);
         if patience.sends && is_over {
             // What has come is still received.
             return false;
@@ -185,10 +167,33 @@ fn go_back(
     false
 }
 
+/// The sending half, under its lock. `None`: a forked child cannot hold its maker's, nor a handler
+/// one that its own thread has.
+fn own_tx(s: &'static Socket, g: u16) -> Option<TxHeld<'static>> {
+    if s.is_inherited() { None } else { hold_tx(s, g).ok() }
+}
+
+/// The peer is gone with what it had.
+fn is_gone(s: &'static Socket, g: u16) -> bool {
+    let slot = s.slot.load(Relaxed) as usize;
+    if !s.channel().is_some_and(|c| c.far.is_gone(slot)) {
+        return false;
+    }
+    if s.is_inherited() {
+        return true;
+    }
+    // (Without the lock it could be another's slot by now.)
+    match hold_tx(s, g) {
+        Ok(tx) => tx.channel.far.is_gone(tx.slot),
+        Err(NotHeld::Changed) => false,
+        Err(NotHeld::Reentrant) => true,
+    }
+}
+
 /// Room for what waits to go again. (A forked child does not see its maker's. A close takes this
 /// lock before it gives the number away.)
 fn room_to_send(s: &'static Socket, g: u16) -> Option<SendBuffer> {
-    let tx = if s.is_inherited() { return None } else { hold_tx(s, g).ok()? };
+    let tx = own_tx(s, g)?;
     let resend = tx.end.switch.resend();
     let waits = tx.end.switch.state() == TxState::Resending;
     let fd = s.fd.load(Acquire);
@@ -229,7 +234,6 @@ pub(in crate::io) fn await_carrier(
     let limit = if nonblocking { PULL_BACK_NS } else { timeout_ns.max(0) as u64 };
     let until = if limit == 0 { u64::MAX } else { sys::now_ns().saturating_add(limit) };
     let inherited = s.is_inherited();
-    ask_to_demote(s, g, why);
     loop {
         if s.generation16() != g || s.has(flag::BROKEN_OFF | flag::CORRUPT) {
             return Ok(());
@@ -249,6 +253,8 @@ pub(in crate::io) fn await_carrier(
             }
             State::Attached if sys::now_ns() >= until => return Err(EAGAIN),
             State::Attached => {
+                // As in `go_back`.
+                ask_to_demote(s, g, why);
                 if await_departure(s, g) == Woke::Signal
                     && !nonblocking
                     && let Some(r) = interrupted(timeout_ns)
@@ -276,6 +282,15 @@ pub(in crate::io) fn await_departure(s: &'static Socket, g: u16) -> Woke {
 
 /// Both directions are to be the carrier's, for good.
 fn ask_to_demote(s: &'static Socket, g: u16, why: Reason) {
+    // (Under the lock the slot is its own: without, another connection could have it by now.)
+    if !s.is_inherited() {
+        match hold_tx(s, g) {
+            Ok(tx) => return tx.channel.far.demote(tx.slot, why, false),
+            // (The caller looks again.)
+            Err(NotHeld::Changed) => return,
+            Err(NotHeld::Reentrant) => {}
+        }
+    }
     match s.channel() {
         Some(channel) => channel.far.demote(s.slot.load(Relaxed) as usize, why, false),
         None if s.is_inherited() && s.generation16() == g => {
@@ -302,8 +317,8 @@ pub(crate) fn wake_leavers(s: &Socket) {
 /// Nobody brings what is in the rings back: an error that is seen, never a gap in the stream.
 fn break_off_abandoned(Named { s, g, fd }: Named, why: Reason) {
     // (Its number may be another file's by now: a close takes this lock before it gives the number
-    // away. A child cannot hold its maker's, nor a handler one that its own thread has.)
-    let own = if s.is_inherited() { None } else { hold_tx(s, g).ok() };
+    // away.)
+    let own = own_tx(s, g);
     // It may have come back since that was found out.
     if s.generation16() != g || !s.is(State::Attached) {
         return;
@@ -314,6 +329,7 @@ fn break_off_abandoned(Named { s, g, fd }: Named, why: Reason) {
             "fd {fd}: the peer does not take the connection back to TCP ({}): it is broken off",
             why.name()
         );
+        s.trace(Event::BrokenOff, 0);
     }
     // Also where it was broken off before: the carrier may have told its error to the library, and
     // would end for whoever gets the descriptor as if nothing were missing.

@@ -293,6 +293,7 @@ impl Departure {
             }
         });
         s.raise(flag::CARRIER_SPOKE | flag::BROKEN_OFF);
+        s.trace_once(trace::Event::BrokenOff, 0);
     }
 
     /// The carrier has failed, and has said why to a call that had bytes to tell first: the error

@@ -9,9 +9,10 @@ use crate::channel::Side;
 use crate::io::end_in_reset::{For, end_as_ever, end_in_reset};
 use crate::io::ends::{demote_tx, hold_tx};
 use crate::io::under_way::UnderWay;
-use crate::path::tests::{A, C, End, close_both, promoted_within_the_host};
+use crate::io::{Departure, Moved};
+use crate::path::tests::{A, C, End, close_both, promoted, promoted_within_the_host};
 use crate::{host, process, sys, testing};
-use netacc_proto::switchover::{RxView, TxState, TxView};
+use netacc_proto::switchover::{Peer, RxView, TxState, TxView};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -480,6 +481,7 @@ fn a_close_resets_where_what_was_there_has_not_come_again() {
     for (end, room) in [(A, libc::SO_RCVBUF), (C, libc::SO_SNDBUF)] {
         assert!(sys::setsockopt(ends[end].fd, libc::SOL_SOCKET, room, &4096i32) >= 0);
     }
+    let all = ends[A].received + 30_000;
     ends[C].send(C, 30_000);
     assert!(leaves(&ends[A], Reason::SocketOption, true) && ends[A].socket.is(State::Plain));
     {
@@ -487,7 +489,7 @@ fn a_close_resets_where_what_was_there_has_not_come_again() {
         let held = hold_tx(ends[C].socket, ends[C].socket.generation16());
         assert!(held.is_ok());
         while ends[A].receive_now(A, 5000) > 0 {}
-        assert!(ends[A].received < 30_000);
+        assert!(ends[A].received < all);
         ends[A].close();
     }
     let began = Instant::now();
@@ -497,4 +499,20 @@ fn a_close_resets_where_what_was_there_has_not_come_again() {
     }
     assert_eq!(said, -(libc::ECONNRESET as isize));
     ends[C].close();
+}
+
+/// Its peer is gone with bytes of it, and its carrier has failed already: nobody dissolves that.
+#[test]
+fn what_is_broken_off_behind_its_carrier_says_so_in_its_trace() {
+    let mut ends = promoted();
+    ends[C].send(C, UNREAD);
+    let (s, fd) = (ends[C].socket, ends[C].fd);
+    carrier::dissolve(fd);
+    let breaks_off = testing::traced(s, Trace::BrokenOff, || {
+        let mut departure = Departure::new(s);
+        assert_eq!(departure.step((0, 0), Peer::Gone), Moved::Broken);
+        departure.give_up();
+    });
+    assert_eq!((breaks_off, s.has(flag::BROKEN_OFF)), (1, true));
+    [C, A].into_iter().for_each(|side| ends[side].close());
 }

@@ -2,8 +2,10 @@
 
 use super::super::ends::{TxHeld, demote_tx, hold_tx};
 use crate::path::tests::{C, promoted_within_the_host};
-use crate::testing::pair::{LONG_NS, On, Pair, WAITS, on_both};
+use crate::testing::pair::{LONG_NS, On, Pair, WAITS, on_both, or_kernel};
 use crate::testing::{Moment, just_before, was_there};
+use crate::{api, sys};
+use core::ptr::null_mut;
 use libc::{EAGAIN, ECONNRESET, EFAULT, EINVAL, MSG_ERRQUEUE, MSG_OOB, MSG_PEEK, MSG_TRUNC};
 use libc::{MSG_WAITALL, POLLIN, POLLRDHUP, SHUT_RD, SHUT_WR};
 use netacc_proto::switchover::TxState;
@@ -303,9 +305,13 @@ fn a_look_takes_no_error_of_the_carriers() {
 fn a_bad_buffer_takes_no_byte() {
     on_both(|p| {
         p.c.send(b"abc").unwrap();
+        let bad = core::ptr::without_provenance_mut(8);
         // SAFETY: it is never written to; that is an error.
-        let r = unsafe { crate::api::recv(p.a.0, core::ptr::without_provenance_mut(8), 4, 0) };
-        let r = crate::testing::pair::or_kernel(r, || -(EFAULT as isize));
+        let r = unsafe { api::recv(p.a.0, bad, 4, 0) };
+        // SAFETY: as above.
+        let r = or_kernel(r, || unsafe {
+            sys::recvfrom(p.a.0, bad.cast(), 4, 0, null_mut(), null_mut())
+        });
         assert_eq!(r, -(EFAULT as isize));
         assert_eq!(p.a.receive(8).unwrap(), b"abc");
         p.close();

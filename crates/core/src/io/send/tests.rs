@@ -1,8 +1,10 @@
 //! What a send into a ring comes to is what one to the kernel comes to.
 
-use crate::api;
+use crate::fd_table::{self, Entry};
 use crate::testing::pair::{Fd, LONG_NS, On, Pair, WAITS, on_both, or_kernel};
 use crate::testing::{Moment, just_before, pass_ns, was_there};
+use crate::{api, sys};
+use core::sync::atomic::Ordering::SeqCst;
 use libc::{EAGAIN, ECONNRESET, EFAULT, EPIPE, MSG_MORE, MSG_OOB, POLLHUP, POLLIN, POLLRDHUP};
 use libc::{SHUT_RDWR, SHUT_WR};
 use std::cell::RefCell;
@@ -30,9 +32,18 @@ fn stream(n: usize) -> Vec<u8> {
     all
 }
 
-fn received(c: Fd) -> Vec<u8> {
-    let parts = core::iter::repeat_with(|| c.receive(1 << 20)).map_while(Result::ok);
-    parts.take_while(|part| !part.is_empty()).collect::<Vec<_>>().concat()
+/// All that is there, once so much has come. (Within the kernel, too, bytes take a while.)
+fn received(c: Fd, least: usize) -> Vec<u8> {
+    let mut all = Vec::new();
+    loop {
+        if all.len() < least {
+            assert_ne!(c.await_ready(POLLIN, LONG_NS), 0, "{} of {least}", all.len());
+        }
+        match c.receive(1 << 20) {
+            Ok(part) if !part.is_empty() => all.extend(part),
+            _ => return all,
+        }
+    }
 }
 
 /// There is no room for one byte, nor for two of two buffers, once the kernel has found no more.
@@ -60,8 +71,8 @@ fn what_has_no_room_is_not_sent() {
         let more = is_refused(p, 0);
         assert!(p.on == On::Kernel || more == 0);
         assert_eq!(p.a.send(b""), Ok(0));
-        let got = received(p.c);
-        assert!(got[..n] == all[..n] && got.len() == n + more);
+        let got = received(p.c, n + more);
+        assert!(got.len() == n + more && got[..n] == all[..n]);
         assert_eq!(p.a.send(b"behind"), Ok(6));
         assert_eq!(p.c.receive(9).unwrap(), b"behind");
         p.close();
@@ -71,7 +82,7 @@ fn what_has_no_room_is_not_sent() {
 /// Whenever this thread goes to sleep from here on, `c` receives first.
 fn receives_meanwhile(c: Fd, into: Rc<RefCell<Vec<u8>>>) {
     just_before(Moment::Sleep, move || {
-        into.borrow_mut().extend(received(c));
+        into.borrow_mut().extend(received(c, 0));
         receives_meanwhile(c, into);
     });
 }
@@ -84,7 +95,8 @@ fn who_waits_for_room_sends_all() {
     let (first, rest) = all.split_at(7);
     let (second, third) = rest.split_at(300_000);
     assert_eq!(p.a.send_with(&[first, second, third], WAITS), Ok(all.len()));
-    got.borrow_mut().extend(received(p.c));
+    let missing = all.len() - got.borrow().len();
+    got.borrow_mut().extend(received(p.c, missing));
     assert!(*got.borrow() == all);
     p.close();
 }
@@ -107,7 +119,7 @@ fn a_time_out_ends_a_wait_with_what_has_gone() {
         let n = p.a.send_with(&[&all], WAITS).unwrap();
         assert!(n > 0 && n < all.len());
         is_refused(p, WAITS);
-        assert!(received(p.c)[..n] == all[..n]);
+        assert!(received(p.c, n)[..n] == all[..n]);
         assert_eq!(p.a.send_with(&[b"x"], WAITS), Ok(1));
         p.close();
     });
@@ -192,7 +204,9 @@ fn a_bad_buffer_sends_no_byte() {
         let bad = core::ptr::without_provenance(8);
         // SAFETY: it is never read; that is an error.
         let r = unsafe { api::send(p.a.0, bad, 4, libc::MSG_DONTWAIT) };
-        assert_eq!(or_kernel(r, || -(EFAULT as isize)), -(EFAULT as isize));
+        // SAFETY: as above.
+        let kernels = || unsafe { sys::sendto(p.a.0, bad.cast(), 4, libc::MSG_DONTWAIT) };
+        assert_eq!(or_kernel(r, kernels), -(EFAULT as isize));
         assert_eq!(p.c.receive(9), Err(EAGAIN));
         assert_eq!(p.a.send(b"x"), Ok(1));
         assert_eq!(p.c.receive(9).unwrap(), b"x");
@@ -244,4 +258,38 @@ fn what_waits_for_more_is_not_waited_for_with() {
     assert_eq!(p.c.receive_with(&[9], WAITS).unwrap(), b"ab");
     assert_eq!(p.c.receive_with(&[9], WAITS).unwrap(), b"");
     p.c.close();
+}
+
+/// A send that finds no room is a wait from then on, also where the trace has told of a full ring
+/// before, and nothing since: a peer that stops in mid-stream.
+#[test]
+fn a_ring_that_is_full_again_is_a_wait_from_then_on() {
+    use crate::{config, trace};
+    use netacc_control::{Config, trace::Event};
+    let (old, p) = (config::get().clone(), Pair::new(On::Ring));
+    let on = Config { trace: true, trace_slow_ms: 2, ..old.clone() };
+    config::with(on, || {
+        let Entry::Socket(s, _) = fd_table::get(p.a.0) else { panic!() };
+        let ring = loop {
+            s.begin_trace(false);
+            trace::keep_ready();
+            match trace::ring(s.ring.load(SeqCst)) {
+                Some(ring) if s.ring.load(SeqCst) != 0 => break ring,
+                _ => std::thread::yield_now(),
+            }
+        };
+        let told = |event: Event| {
+            let words = ring.events.iter().map(|[first, _]| first.load(SeqCst));
+            words.filter(|word| word & 63 == event as u64).count()
+        };
+        p.a.fill();
+        assert_eq!(p.a.send(b"x"), Err(EAGAIN));
+        assert!(p.c.receive(200_000).is_ok());
+        p.a.fill();
+        assert_eq!((p.a.send(b"x"), told(Event::Full)), (Err(EAGAIN), 1), "said once");
+        sys::pause_ns(4_000_000);
+        s.trace_full();
+        assert_eq!(told(Event::Slow), 1);
+    });
+    p.close();
 }

@@ -48,9 +48,14 @@ impl Rig {
 
     /// A connection from host `c` to host `a`.
     pub(super) fn connect(&mut self, c: usize, a: usize) -> usize {
+        self.connect_from(0, c, a)
+    }
+
+    /// As that, from that port, if it is not 0.
+    pub(super) fn connect_from(&mut self, port: u16, c: usize, a: usize) -> usize {
         let to = self.listen(a);
         let listener = self.hosts[a].listener;
-        let fd = tcp(SocketAddr::new(self.hosts[c].address, 0));
+        let fd = tcp(SocketAddr::new(self.hosts[c].address, port));
         let (raw, len) = crate::carrier::sockaddr(to);
         let began = sys::kernel_ns();
         assert!(sys::connect(fd, &raw[..len]) >= 0);
@@ -221,6 +226,12 @@ impl Rig {
     pub(super) fn reason(&self, i: usize, side: usize) -> Reason {
         let why = self.conns[i][side].socket.record().map_or(0, |r| r.reason.load(Relaxed));
         Reason::ALL.get(why as usize).copied().unwrap_or(Reason::None)
+    }
+
+    /// Who accepts has shown itself on a link of that host's.
+    pub(super) fn is_proven(&mut self, c: usize) -> bool {
+        let proven = |l: &link::Link| l.phase == link::Phase::Up && l.is_proven();
+        self.remote(c).links.iter().flatten().any(|l| proven(l))
     }
 
     pub(super) fn close(&mut self, i: usize, side: usize) {

@@ -4,6 +4,8 @@
 use super::*;
 use crate::io::Patience;
 use crate::socket::{Named, flag};
+use crate::trace::{self, Event};
+use netacc_control::config::Config;
 
 const SECOND_NS: u64 = 1_000_000_000;
 
@@ -222,6 +224,35 @@ fn nobody_is_waited_for_for_ever() {
         assert_eq!(rig.conns[i][A].over, Some(-(libc::ECONNRESET as isize)));
         rig.finish();
     }
+}
+
+/// And in the trace of who has broken it off, which is worth being kept.
+#[test]
+fn who_breaks_it_off_says_so_in_its_trace() {
+    testing::init();
+    config::with(Config { trace: true, ..config::get().clone() }, || {
+        let (mut rig, i) = Rig::full(Model::ROCE);
+        let s = rig.conns[i][C].socket;
+        // (The library's own thread makes room for it, which this one is here.)
+        rig.until("it is traced", |_| {
+            trace::keep_ready();
+            testing::pass_ns(2 * SECOND_NS);
+            s.trace(Event::Doorbell, 0);
+            s.ring.load(Relaxed) != 0
+        });
+        let ring = trace::ring(s.ring.load(Relaxed)).unwrap();
+        let broken = || {
+            let all = ring.events.iter().map(|[first, _]| first.load(Relaxed) & 63);
+            all.filter(|event| *event == Event::BrokenOff as u64).count()
+        };
+        assert_eq!((broken(), ring.worth.load(Relaxed)), (0, 0));
+        rig.hosts[1].stopped = true;
+        let (went, _) = rig.hand_on((i, C), SECOND_NS / 4, |_| {});
+        assert!(!went);
+        assert_eq!((broken(), ring.worth.load(Relaxed)), (1, 1));
+        rig.hosts[1].stopped = false;
+        rig.finish();
+    });
 }
 
 /// It was broken off before, and the library has taken the carrier's error: whoever gets it finds

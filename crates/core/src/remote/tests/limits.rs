@@ -2,6 +2,7 @@
 
 use super::*;
 use crate::remote::destinations::link_port;
+use crate::testing::{Moment, just_before, was_there};
 use netacc_proto::agreement::SlotEvent;
 use netacc_proto::rendezvous::Peers;
 
@@ -112,6 +113,64 @@ fn who_accepts_at_the_last_link_port_is_found_while_those_before_are_taken() {
         others.into_iter().for_each(|fd| _ = sys::close(fd));
         rig.finish();
     }
+}
+
+/// Two processes have bound the first port, and the other one listens first.
+#[test]
+fn who_comes_second_to_a_link_port_takes_the_next() {
+    let mut rig = Rig::new(Order::Prompt, Model::ROCE, 2);
+    let others = others_take(&mut rig, 0);
+    assert!(others.is_empty());
+    let to = name(rig.hosts[1].listener, false);
+    let at = SocketAddr::new(to.ip(), link_port(to.port(), 0));
+    let other = sys::socket(libc::AF_INET, libc::SOCK_STREAM | libc::SOCK_CLOEXEC, 0) as c_int;
+    assert!(sys::setsockopt(other, libc::SOL_SOCKET, libc::SO_REUSEADDR, &1i32) >= 0);
+    assert!(link::bind(other, at) >= 0);
+    let listens = Moment::Call(libc::SYS_listen);
+    just_before(listens, move || assert!(sys::listen(other, 8) >= 0));
+    let i = rig.connect(0, 1);
+    // (At once: when it is asked for again, the other one listens already.)
+    rig.settle();
+    assert!(was_there());
+    let own = rig.remote(1).listeners.first().map(|l| name(l.fd, false).port());
+    assert_eq!(own, Some(link_port(to.port(), 1)));
+    rig.promoted(i);
+    rig.exchange(i, 10_000);
+    let _ = sys::close(other);
+    rig.finish();
+}
+
+/// A connection waits, and no other one comes: when there is a port it is used all the same.
+#[test]
+fn who_gets_no_link_port_asks_for_one_again() {
+    let mut rig = Rig::new(Order::Prompt, Model::ROCE, 2);
+    let others = others_take(&mut rig, FOUND);
+    rig.hosts[0].stopped = true;
+    let i = rig.connect(0, 1);
+    rig.settle();
+    assert!(rig.remote(1).listeners.is_empty());
+    // It says so, and is asked for less and less often, for longer than one waits whom nobody can
+    // ask for.
+    for _ in 0..90 {
+        testing::pass_ns(1_000_000_000);
+        rig.settle();
+        rig.send(i, A, 10);
+    }
+    assert_eq!(rig.reason(i, A), Reason::RdmaRefused, "{}", rig.describe());
+    others.into_iter().for_each(|fd| _ = sys::close(fd));
+    // When there is a port it is waited for who asks there, as of a new one.
+    while rig.remote(1).listeners.is_empty() {
+        testing::pass_ns(100_000_000);
+        rig.settle();
+    }
+    assert_eq!(rig.reason(i, A), Reason::Negotiating);
+    testing::pass_ns(1_000_000_000);
+    rig.settle();
+    assert_eq!(rig.reason(i, A), Reason::PeerWithoutLibrary);
+    rig.hosts[0].stopped = false;
+    rig.promoted(i);
+    rig.exchange(i, 10_000);
+    rig.finish();
 }
 
 /// A listening socket of an application on host 1.

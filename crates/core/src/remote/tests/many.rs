@@ -3,12 +3,12 @@
 use super::hostile::{Stranger, hello};
 use super::*;
 use crate::remote::link::Phase;
-use crate::remote::shares::{PART, Source};
+use crate::remote::shares::{PART, REMEMBERED, Source};
 use netacc_control::config::Config;
 use netacc_control::stats::{ChannelRecord, ChannelState, Counter};
 use netacc_proto::agreement::SlotEvent;
 use netacc_proto::rendezvous::{
-    self as proto, Candidate, HostHello, Message, OfferLane, Peers, Role,
+    self as proto, Candidate, HostHello, Message, OfferLane, Peers, Proof, Role,
 };
 
 fn host(n: usize) -> IpAddr {
@@ -192,6 +192,36 @@ fn the_candidates_of_some_hosts_do_not_push_out_anothers() {
     assert!(rig.remote(1).candidates.find(&tuple, |_| true).is_some(), "pushed out: {counts:?}");
     rig.promoted(i);
     drop(greedy);
+    rig.finish();
+}
+
+/// Hosts of which nothing is left but that their claims were wrong take no part of what is there.
+#[test]
+fn hosts_that_are_remembered_for_wrong_claims_have_no_share() {
+    let (mut rig, at, port) = server(3);
+    (0..REMEMBERED).for_each(|n| rig.remote(1).shares.is_wrong(Source::of(host(10 + n))));
+    let claim = |n: usize, k: u16| {
+        let from = SocketAddr::new(host(n), 1024 + k);
+        let tuple = Tuple::new(from, SocketAddr::new(at.ip(), port)).unwrap();
+        let proof = Proof::NONE;
+        Message::Candidate(Candidate { tuple, token: k.into(), proof, class: 0, fills: false })
+    };
+    let greedy = greeted(&mut rig, 0, host(0), at, port);
+    for k in 0..PENDING as u16 + 100 {
+        greedy.say(claim(0, k));
+        if k % 256 == 0 {
+            rig.settle();
+        }
+    }
+    rig.settle();
+    assert!(rig.remote(1).candidates.is_full());
+    let honest = greeted(&mut rig, 1, host(1), at, port);
+    (0..100).for_each(|k| honest.say(claim(1, k)));
+    rig.settle();
+    assert_eq!(candidates_of(&mut rig, 1), 100);
+    let conns: Vec<usize> = (0..3).map(|_| rig.connect(2, 1)).collect();
+    conns.iter().for_each(|i| rig.promoted(*i));
+    drop((greedy, honest));
     rig.finish();
 }
 

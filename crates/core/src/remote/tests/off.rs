@@ -2,8 +2,8 @@
 
 use super::*;
 use crate::config;
-use crate::outcome::PASS;
 use crate::socket::{self, Event, Named};
+use crate::testing::pair::{Fd, Set};
 use libc::epoll_event;
 use netacc_control::config::Config;
 
@@ -187,56 +187,38 @@ fn a_set_follows_a_connection_that_is_taken_back() {
         rig.drain(i);
         let End { socket: s, fd, .. } = rig.conns[i][A];
         let on = Named { s, g: s.generation16(), fd };
-        // SAFETY: no pointers.
-        let set = unsafe { libc::epoll_create1(libc::EPOLL_CLOEXEC) };
-        api::on_epoll_create(set);
+        let set = Set::new();
         let event = |data| epoll_event { events: libc::EPOLLIN as u32, u64: data };
-        let ctl = |op, data| {
-            let mut event = event(data);
-            // SAFETY: an event of ours.
-            let r = unsafe { api::epoll_ctl(set, op, fd, &mut event) };
-            // SAFETY: as above.
-            if r == PASS { unsafe { sys::epoll_ctl(set, op, fd, &mut event) } } else { r }
-        };
-        let says = || {
-            let (mut event, mut counted) = (event(0), api::Counted::default());
-            let none = core::ptr::null();
-            // SAFETY: as above; no mask.
-            let r = unsafe { api::epoll_wait(set, &mut event, 1, 0, none, &mut counted) };
-            // SAFETY: as above.
-            let mut kernels = || unsafe { libc::epoll_wait(set, &mut event, 1, 0) } as isize;
-            let r = if r == PASS { kernels() } else { r };
-            (r == 1).then_some(event.u64)
-        };
+        let says = || set.look(16).into_iter().map(|(_, data)| data).collect::<Vec<_>>();
         let adds = op == libc::EPOLL_CTL_ADD;
         if adds {
             let channel = s.channel.swap(core::ptr::null_mut(), SeqCst);
             assert_eq!(
-                crate::epoll::ctl_of_attached(set, op, on, event(8)),
+                crate::epoll::ctl_of_attached(set.0, op, on, event(8)),
                 None,
                 "at this moment"
             );
             s.channel.store(channel, SeqCst);
         } else {
-            assert_eq!(ctl(libc::EPOLL_CTL_ADD, 7), 0);
+            set.add(Fd(fd), libc::EPOLLIN).unwrap();
         }
         config::with(off(), || io::pause(s, s.generation16(), fd, 0));
         rig.until("it is on TCP", |r| r.conns[i].iter().all(|e| e.socket.is(State::Candidate)));
-        assert_eq!(crate::epoll::ctl_of_attached(set, op, on, event(8)), None, "{op}");
+        assert_eq!(crate::epoll::ctl_of_attached(set.0, op, on, event(8)), None, "{op}");
         assert_eq!(rig.reason(i, A), Reason::DisabledByConfig);
-        assert_eq!(ctl(op, 8), 0, "{op}");
-        let expected = (op != libc::EPOLL_CTL_DEL).then_some(8);
+        assert_eq!(set.ctl(op, Fd(fd), libc::EPOLLIN, 8), Ok(()), "{op}");
+        let expected = if op == libc::EPOLL_CTL_DEL { &[][..] } else { &[8] };
         rig.send(i, C, 700);
         assert_eq!(says(), expected, "{op}: from the kernel");
         rig.drain(i);
         io::resume(s, s.generation16());
         rig.promoted(i);
         rig.drain(i);
-        assert_eq!(says(), None, "{op}: all is read");
+        assert_eq!(says(), [], "{op}: all is read");
         rig.send(i, C, 700);
         rig.settle();
         assert_eq!(says(), expected, "{op}: from the ring");
-        assert_eq!(api::close(set), 0);
+        set.close();
         rig.drain(i);
         rig.finish();
     }

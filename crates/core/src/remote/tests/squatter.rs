@@ -8,6 +8,8 @@ use crate::syn::Said;
 use netacc_control::stats::Counter;
 use netacc_proto::rendezvous::{Candidate, HostHello, Message, Proof, Role, commitment};
 
+mod told;
+
 fn failures() -> u64 {
     stats::header().map_or(0, |h| h.counter(Counter::AuthFailures))
 }
@@ -88,6 +90,8 @@ fn without_time_stamps_nobody_has_to_show_anything() {
 /// It has the first of the link ports, and answers first.
 struct Squatter {
     listener: c_int,
+    /// Of his, from the first on.
+    ports: u8,
     link: Stranger,
     process: [u8; 16],
     token: u64,
@@ -122,7 +126,7 @@ impl Squatter {
             panic!("{heard:?}")
         };
         assert_eq!(proof, Proof::LATER, "nothing is said to who has shown nothing");
-        (Squatter { listener, link, process, token }, i)
+        (Squatter { listener, ports: 1, link, process, token }, i)
     }
 
     /// The proof that it is told when it has committed itself to a stamp.
@@ -142,13 +146,23 @@ impl Squatter {
         proof
     }
 
-    /// The true server goes on, and has the connection.
+    /// The true server goes on, and has the connection: with its next one, if he was told what the
+    /// server would show by this one.
     fn loses(self, mut rig: Rig, i: usize) {
         rig.hosts[1].stopped = false;
+        if rig.conns[i][C].socket.syn.was_told() {
+            rig.until("both ends say why", |r| {
+                r.chat(i);
+                [C, A].iter().all(|side| r.reason(i, *side) == Reason::NotAuthenticated)
+            });
+            assert!(!rig.is_attached(i, C) && rig.objects(0).pairs == 0, "{}", rig.describe());
+            let next = rig.connect(0, 1);
+            rig.promoted(next);
+        }
         rig.promoted(i);
         rig.exchange(i, 20_000);
         let at = name(rig.remote(1).listeners[0].fd, false).port();
-        assert_eq!(at, link_port(name(rig.hosts[1].listener, false).port(), 1));
+        assert_eq!(at, link_port(name(rig.hosts[1].listener, false).port(), self.ports));
         drop(self.link);
         let _ = sys::close(self.listener);
         rig.finish();

@@ -1,6 +1,8 @@
 //! Whom nobody asks for, between hosts where others have the library: what is said of it, and when.
 
+use super::hostile::{Stranger, hello};
 use super::*;
+use netacc_proto::rendezvous::{Candidate, Message, Proof, Role};
 
 const SECOND_NS: u64 = 1_000_000_000;
 
@@ -101,6 +103,12 @@ fn a_claim_that_goes() {
     }
     assert_eq!(rig.reason(i, A), Reason::Negotiating, "{}", rig.describe());
     rig.hosts[0].stopped = true;
+    // (It is looked at more and more rarely.)
+    for _ in 0..70 {
+        testing::pass_ns(SECOND_NS);
+        rig.settle();
+    }
+    assert_eq!(rig.reason(i, A), Reason::Negotiating, "{}", rig.describe());
     let remote = rig.remote(1);
     let at = remote.links.iter().position(Option::is_some).unwrap();
     remote.on_link_fault(at, link::Fault::Idle);
@@ -111,6 +119,44 @@ fn a_claim_that_goes() {
         assert_eq!(rig.reason(i, A), Reason::PeerWithoutLibrary, "{}", rig.describe());
     }
     rig.hosts[0].stopped = false;
+    rig.promoted(i);
+    rig.exchange(i, 10_000);
+    rig.finish();
+}
+
+/// Another process of its host claims it, is asked what it knows, and ends.
+#[test]
+fn an_unproven_claim_that_goes() {
+    let mut rig = Rig::new(Order::Prompt, Model::ROCE, 2);
+    let other = rig.connect(0, 1);
+    rig.promoted(other);
+    let i = rig.connect(0, 1);
+    assert_eq!(rig.used_alone(i, A)[1], Reason::PeerWithoutLibrary);
+    let at = name(rig.remote(1).listeners[0].fd, false);
+    let mut claimant = Stranger::call(rig.hosts[0].address, at);
+    let port = name(rig.hosts[1].listener, false).port();
+    claimant.say(Message::HostHello(hello(Role::Connector, port)));
+    rig.settle();
+    claimant.hear().unwrap();
+    let (tuple, proof) = (rig.conns[i][C].socket.tuple(), Proof::LATER);
+    claimant.say(Message::Candidate(Candidate { tuple, token: 3, proof, class: 0, fills: false }));
+    rig.settle();
+    let said = claimant.hear().unwrap();
+    assert!(matches!(said[..], [Message::Commit { token: 3, .. }]), "{said:?}");
+    // (It is looked at more and more rarely.)
+    for _ in 0..70 {
+        testing::pass_ns(SECOND_NS);
+        rig.settle();
+    }
+    assert_eq!(rig.reason(i, A), Reason::NotAuthenticated, "{}", rig.describe());
+    drop(claimant);
+    rig.settle();
+    for _ in 0..3 {
+        testing::pass_ns(SECOND_NS);
+        rig.send(i, A, 10);
+        rig.settle();
+        assert_eq!(rig.reason(i, A), Reason::PeerWithoutLibrary, "{}", rig.describe());
+    }
     rig.promoted(i);
     rig.exchange(i, 10_000);
     rig.finish();

@@ -30,9 +30,25 @@ fn claims(rig: &mut Rig, i: usize, at: SocketAddr, proof: Proof) -> Stranger {
 fn who_does_not_know_the_syn_of_a_connection_takes_it_from_nobody() {
     let (mut rig, i, at, _) = victim();
     let said = rig.conns[i][A].socket.syn.said();
-    for proof in [Proof::NONE, Proof::LATER, around(said, 1), around(said, 1 << 31)] {
+    let wrong = around(said, 1);
+    for proof in [Proof::NONE, Proof::LATER, Proof::TOLD, wrong, around(said, 1 << 31)] {
         let mut rival = claims(&mut rig, i, at, proof);
-        assert_eq!(rival.hear(), Ok(vec![Message::Withdraw { token: 3 }]));
+        let said = rival.hear().unwrap();
+        match proof {
+            // It is to say it now.
+            Proof::LATER => {
+                assert!(matches!(said[..], [Message::Commit { token: 3, .. }]), "{said:?}");
+                let tuple = rig.conns[i][C].socket.tuple();
+                let (class, fills) = (0, false);
+                let claim = Candidate { tuple, token: 3, proof: wrong, class, fills };
+                rival.say(Message::Candidate(claim));
+                rig.settle();
+                let withdrawn = Message::Withdraw { token: 3 };
+                assert!(rival.hear().is_ok_and(|said| said.contains(&withdrawn)));
+            }
+            Proof::TOLD => assert_eq!(said, []),
+            _ => assert_eq!(said, [Message::Withdraw { token: 3 }]),
+        }
         rig.exchange(i, 20_000);
         assert!(rig.is_fast(i), "{proof:?}");
     }
@@ -41,9 +57,30 @@ fn who_does_not_know_the_syn_of_a_connection_takes_it_from_nobody() {
 
 #[test]
 fn a_connection_that_two_processes_claim_goes_to_tcp_for_good() {
+    // (The second one may be the one whose it is: to a server that has not shown anything yet, it
+    // says its proof later.)
+    for later in [false, true] {
+        two_processes_claim(later);
+    }
+}
+
+fn two_processes_claim(later: bool) {
     let (mut rig, i, at, _) = victim();
     let proof = around(rig.conns[i][A].socket.syn.said(), 0);
-    let mut rival = claims(&mut rig, i, at, proof);
+    let withdrawn = [Message::Withdraw { token: 3 }];
+    let mut rival = claims(&mut rig, i, at, if later { Proof::LATER } else { proof });
+    if later {
+        let said = rival.hear().unwrap();
+        assert!(matches!(said[..], [Message::Commit { token: 3, .. }]), "{said:?}");
+        let tuple = rig.conns[i][C].socket.tuple();
+        rival.say(Message::Candidate(Candidate { tuple, token: 3, proof, class: 0, fills: false }));
+        rig.settle();
+        let said = rival.hear().unwrap();
+        assert!(matches!(said[..], [Message::Open { token: 3, .. }, _]), "{said:?}");
+        assert_eq!(said[1..], withdrawn);
+    } else {
+        assert_eq!(rival.hear().unwrap(), withdrawn);
+    }
     rig.until("it leaves", |r| {
         r.chat(i);
         r.conns[i].iter().all(|e| e.socket.is(crate::socket::State::Plain))
@@ -55,6 +92,41 @@ fn a_connection_that_two_processes_claim_goes_to_tcp_for_good() {
     assert_eq!(rival.hear(), Ok(Vec::new()));
     let other = rig.connect(0, 1);
     rig.promoted(other);
+    drop(rival);
+    rig.finish();
+}
+
+/// Wrong guesses lock its host, and do nothing else. Who knows it is heard all the same: it may be
+/// the owner, whose neighbour had claimed it first.
+#[test]
+fn who_guesses_at_a_connection_that_another_has_keeps_its_owner_from_nothing() {
+    let (mut rig, i, at, _) = victim();
+    let tuple = rig.conns[i][C].socket.tuple();
+    let said = rig.conns[i][A].socket.syn.said();
+    let claim = |proof| Candidate { tuple, token: 3, proof, class: 0, fills: false };
+    let withdrawn = Message::Withdraw { token: 3 };
+    let mut rival = claims(&mut rig, i, at, Proof::LATER);
+    for guesses in 1..12 {
+        assert!(matches!(rival.hear().unwrap()[..], [Message::Commit { .. }]), "{guesses}");
+        rival.say(Message::Candidate(claim(around(said, guesses * 4096))));
+        rig.settle();
+        assert!(rival.hear().is_ok_and(|said| said.contains(&withdrawn)), "{guesses}");
+        rival.say(Message::Candidate(claim(Proof::LATER)));
+        rig.settle();
+    }
+    let source = shares::Source::of(rig.hosts[0].address);
+    assert!(rig.remote(1).shares.is_locked(source));
+    rig.exchange(i, 20_000);
+    assert!(rig.is_fast(i));
+    rival.say(Message::Candidate(claim(around(said, 0))));
+    rig.settle();
+    assert!(rival.hear().is_ok_and(|said| said.contains(&withdrawn)), "two have claimed it");
+    rig.until("it is on TCP", |r| {
+        r.chat(i);
+        r.reason(i, A) == Reason::NotAuthenticated
+    });
+    rig.exchange(i, 20_000);
+    assert!(!rig.is_fast(i));
     drop(rival);
     rig.finish();
 }
