@@ -157,7 +157,7 @@ fn registry(found: &[Found], not_permitted: usize, past: &mut Past) -> Registry 
     let processes = families.gauge("processes", "Processes that have the library");
     let help = "Processes that may not be looked at, with or without the library";
     let hidden = families.gauge("processes_not_permitted", help);
-    let help = "1: /proc is mounted so that it hides processes of others, as many as there are";
+    let help = "1: /proc hides processes of others (hidepid=), nobody can tell how many";
     let by_mount = families.gauge("processes_hidden", help);
     set(&processes, Labels::new(), found.len() as u64);
     set(&hidden, Labels::new(), not_permitted as u64);

@@ -3,9 +3,12 @@
 //! Reads `/proc` and copies the segment; never maps it, never writes. The process is not trusted:
 //! what it exposes may be cut short, changing, or nonsense.
 
-use netacc_control::stats::{CONNS_OFFSET, MEMFD_LINK, RECORD_BYTES, ReadError, Snapshot, Sums};
+use netacc_control::stats::{
+    CONNS_OFFSET, LIBRARY, MEMFD_LINK, RECORD_BYTES, ReadError, Snapshot, Sums,
+};
 use rustix::fs::{
-    AtFlags, MemfdFlags, Mode, OFlags, RawDir, StatxFlags, memfd_create, readlinkat_raw, statx,
+    AtFlags, MemfdFlags, Mode, OFlags, RawDir, StatxFlags, lstat, memfd_create, readlinkat_raw,
+    statx,
 };
 use rustix::io::Errno;
 use rustix::time::{ClockId, clock_gettime};
@@ -22,6 +25,9 @@ use std::time::{Duration, Instant};
 use crate::connections::Connections;
 use crate::hidden;
 use crate::library;
+
+/// The version of these tools, which is that of the library beside them.
+const VERSION: [u16; 3] = [(LIBRARY >> 32) as u16, (LIBRARY >> 16) as u16, LIBRARY as u16];
 
 /// What a process tells about itself.
 #[derive(Debug)]
@@ -213,6 +219,12 @@ impl Process {
         self.known.is_library_replaced
     }
 
+    /// Whether the library is of a version before this one's, wherever its file lies (another path,
+    /// an image): it says so itself, or does not know of versions yet.
+    pub fn is_library_older(&self) -> bool {
+        self.header.library.is_none_or(|is| is < VERSION)
+    }
+
     /// Asks the kernel for the addresses that the library has not asked for.
     pub fn complete(&mut self) {
         let directory = PathBuf::from(format!("/proc/{}", self.pid));
@@ -227,7 +239,8 @@ pub fn look(pid: u32, before: Option<Known>, depth: Depth<'_>) -> Result<Process
     let status = status(pid)?;
     let uid = field(&status, "Uid:").and_then(|ids| ids.split_whitespace().next()?.parse().ok());
     let own_pid = own_pid(&status).unwrap_or(pid);
-    let there = before.and_then(|known| segment(&directory, known.at, own_pid).ok().flatten());
+    let there = before.filter(|known| is_written(&directory, known.at));
+    let there = there.and_then(|known| segment(&directory, known.at, own_pid).ok().flatten());
     let segment = match there {
         Some(there) => there,
         None => find(&directory, own_pid)?,
@@ -247,7 +260,7 @@ pub fn look(pid: u32, before: Option<Known>, depth: Depth<'_>) -> Result<Process
     })
 }
 
-/// So many segments of its own a process may have, or what looks like one. Each is looked at for
+/// So many segments a process may have to write to, its own or another's. Each is looked at for
 /// some milliseconds where it does not keep still.
 const SEEN_MAX: u32 = 64;
 
@@ -272,9 +285,12 @@ fn find(directory: &Path, own_pid: u32) -> Result<Segment, SegmentError> {
         let Some(at) = entry.file_name().to_str().ok().and_then(|name| name.parse().ok()) else {
             continue;
         };
+        if !is_written(directory, at) {
+            continue;
+        }
+        seen += 1;
         match segment(directory, at, own_pid) {
             Ok(Some(found)) => {
-                seen += 1;
                 let newer =
                     |best: &Segment| found.header.started_unix_ns > best.header.started_unix_ns;
                 if best.as_ref().is_none_or(newer) {
@@ -282,10 +298,7 @@ fn find(directory: &Path, own_pid: u32) -> Result<Segment, SegmentError> {
                 }
             }
             Ok(None) => {}
-            Err(SegmentError::Unreadable(error)) => {
-                seen += 1;
-                problem = Some(error);
-            }
+            Err(SegmentError::Unreadable(error)) => problem = Some(error),
             Err(error) => return Err(error),
         }
     }
@@ -309,6 +322,13 @@ fn is_segments(descriptors: &OwnedFd, link: &CStr) -> Result<bool, SegmentError>
         // It may be closed meanwhile; and there are `.` and `..`.
         Err(_) => Ok(false),
     }
+}
+
+/// Whether a descriptor is one to write by, as a library's is. Those of who only looks, as these
+/// tools do, say nothing of the process that has them.
+fn is_written(directory: &Path, at: u32) -> bool {
+    let link = lstat(directory.join("fd").join(at.to_string()));
+    link.is_ok_and(|link| Mode::from_raw_mode(link.st_mode).contains(Mode::WUSR))
 }
 
 /// What a descriptor leads to, if it is a segment of the process's own.
@@ -568,7 +588,7 @@ pub(crate) fn started(pid: u32) -> Option<u64> {
 /// Docker's, Podman's, containerd's and CRI-O's groups has its 64 hexadecimal digits. Mostly that
 /// is the last one; Podman has a group `container` in it, and a container its own groups. (The
 /// innermost counts.)
-fn container(groups: &str) -> Option<String> {
+pub(crate) fn container(groups: &str) -> Option<String> {
     groups.lines().find_map(|line| {
         line.rsplit('/').find_map(|part| {
             let part = part.strip_suffix(".scope").unwrap_or(part);

@@ -233,6 +233,7 @@ fn channels_json(process: &Process) -> Vec<Value> {
             "path": channel.path.name(),
             "peer": host(channel.peer),
             "peer_pid": channel.peer_pid,
+            "peer_library": channel.library.map(version),
             "state": state_name(channel.state),
             "slots_used": channel.slots_used,
             "slots_total": channel.slots_total,
@@ -342,8 +343,12 @@ fn short_sockets_text(process: &Process, view: &View<'_>) -> String {
 
 fn open_connections(process: &Process, view: &View<'_>, shown: usize) -> String {
     let all = process.open.connections;
-    let count = if view.selection.is_all() { all.to_string() } else { format!("{shown} of {all}") };
-    format!("{}: {count} open connections", title(process))
+    let title = title(process);
+    match view.selection.is_all() {
+        true if all == 1 => format!("{title}: 1 open connection"),
+        true => format!("{title}: {all} open connections"),
+        false => format!("{title}: {shown} of {all} open connections"),
+    }
 }
 
 /// The path of both directions, or of each.
@@ -553,6 +558,7 @@ pub fn processes_json(found: &[Found]) -> Value {
                 "library_version": process.header.library.map(version),
                 "protocol_version": process.header.protocol,
                 "library_replaced": process.is_library_replaced(),
+                "library_older": process.is_library_older(),
                 "uptime_s": process.uptime.map(|uptime| uptime.as_secs()),
                 "connections_total": connections_total(process),
                 "accelerated_total": accelerated_total(process),
@@ -653,6 +659,14 @@ fn process_notes(found: &[Found], says_container: bool) -> String {
                 "{}: its library has been replaced since it started: start the program again to \
                  use the new one",
                 process.pid
+            );
+        } else if process.is_library_older() {
+            let _ = writeln!(
+                notes,
+                "{}: its library is older than these tools ({}): start the program again with \
+                 the new one",
+                process.pid,
+                env!("CARGO_PKG_VERSION")
             );
         }
     }

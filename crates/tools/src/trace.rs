@@ -9,7 +9,7 @@ use crate::segment;
 use crate::selection::Network;
 use netacc_control::trace::{
     DIRECTORY, Head, LatenciesText, MAKING_NS, NAME, RING_HEAD_BYTES, RingText, SERVICES, State,
-    Times,
+    Times, whole,
 };
 use rustix::fs::{AtFlags, FileType, Mode, OFlags, SeekFrom, StatxFlags, statx};
 use rustix::io::Errno;
@@ -161,11 +161,11 @@ impl Trace {
         Ok(())
     }
 
-    /// Every ring that says something; the process's own is the first.
+    /// Every ring that says something, of each connection one; the process's own is the first.
     pub fn rings(&self) -> Vec<RingText> {
         let mut seen = Seen::default();
         let all = self.changed(&mut seen);
-        self.read_rings(&all, &mut seen)
+        whole(self.read_rings(&all, &mut seen))
     }
 
     /// Which rings may say something else than at the last look, of which [`Trace::read_rings`] has
@@ -284,6 +284,18 @@ impl Trace {
     pub fn open_rings(&self) -> impl Iterator<Item = (usize, RingText)> {
         let rings = self.written_rings().filter_map(|(i, _)| Some((i, self.ring_head(i)?)));
         rings.filter(|(_, ring)| ring.state == State::Open as u32)
+    }
+
+    /// The excerpts that there are of a ring's connection.
+    pub fn excerpts(&self, ring: &RingText) -> Vec<RingText> {
+        // (A library makes fewer. Whoever wrote the file may say anything.)
+        const MOST: usize = 64;
+        let is_its = |it: &RingText| {
+            it.state == State::Excerpt as u32 && it.number == ring.number && it.number != 0
+        };
+        let heads = self.written_rings().filter_map(|(i, _)| Some((i, self.ring_head(i)?)));
+        let its = heads.filter(|(_, head)| is_its(head)).take(MOST.min(ring.excerpts as usize));
+        its.filter_map(|(i, _)| self.ring(i)).filter(is_its).collect()
     }
 
     /// Of which connection a ring is, without events.

@@ -5,16 +5,26 @@ mod support;
 
 use std::os::unix::fs::{PermissionsExt, chown, symlink};
 use std::path::{Path, PathBuf};
-use support::doctor::{doctor, finding, says, told};
+use support::doctor::{doctor, finding, line_of, mend, says, told};
 use support::{HELLO, Scratch, run};
 
-/// A program is in the way: what it says, and a part of what mends it.
+/// A program is in the way: what it says, and a part of what mends it, in words or as a command.
 fn is_in_the_way(scratch: &Scratch, library: &Path, program: &Path, found: &str, remedy: &str) {
     let (told, status) = told(&mut doctor(library), &[program]);
     assert_eq!((status, &told["verdict"]), (Some(1), &"obstructed".into()), "{told:#}");
     let problem = finding(&told, "program", "problem");
     says(problem, &found.replace("DIR", scratch.path("").to_str().unwrap()));
-    assert!(problem["remedy"].as_str().unwrap().contains(remedy), "{remedy}: {problem}");
+    let words = problem["remedy"].as_str().unwrap();
+    let is = words.contains(remedy) || line_of(problem).1.contains(remedy);
+    assert!(is, "{remedy}: {problem}");
+}
+
+/// As that; and the command that is named mends it, after which that program is clear.
+fn is_mended(scratch: &Scratch, library: &Path, program: &Path, clear: &Path) {
+    let problem = told(&mut doctor(library), &[program]).0;
+    mend(finding(&problem, "program", "problem"), &scratch.path(""));
+    let (told, status) = told(&mut doctor(library), &[clear]);
+    assert_eq!((status, &told["verdict"]), (Some(0), &"clear".into()), "{told:#}");
 }
 
 /// What a script's first line cannot be followed for.
@@ -30,9 +40,9 @@ fn a_script_whose_interpreter_is_missing_is_in_the_way() {
     for (name, text, found, remedy) in [
         (
             "direct",
-            "#!/nowhere/python -u\n",
-            "/nowhere/python, which its first line names, does not",
-            "sed -i",
+            "#!/nowhere/no-such-one -u\n",
+            "/nowhere/no-such-one, which its first line names, does not",
+            "head -n 1 ",
         ),
         (
             "env",
@@ -42,16 +52,37 @@ fn a_script_whose_interpreter_is_missing_is_in_the_way() {
         ),
         ("split", "#!/usr/bin/env -S A=1 no-such-one -u\n", "no-such-one, which its first", "PATH"),
         ("option", "#!/usr/bin/env sh -u\n", "sh -u, which its first line has env", "env -S"),
-        ("returns", "#!/bin/sh\r\necho\r\n", "ends in a carriage return", "sed -i '1s/\\r$//' "),
-        ("env-returns", "#!/usr/bin/env sh\r\n", "ends in a carriage return", "sed -i '1s/"),
+        ("elsewhere", "#!/nowhere/sh -u\n", "/nowhere/sh, which its first", "'1s|/nowhere/sh|"),
+        (
+            "returns",
+            "#!/bin/sh\r\necho\r\n",
+            "ends in a carriage return",
+            "sed -i --follow-symlinks '1s/\\r$//' ",
+        ),
+        (
+            "env-returns",
+            "#!/usr/bin/env sh\r\n",
+            "ends in a carriage return",
+            "sed -i --follow-symlinks '1s/",
+        ),
         ("by-held", &by_held, "held, which its first line names, has no execute bit", "chmod +x "),
         ("itself", &itself, "more than the kernel follows", "head -n 1 "),
-        ("clears", "#!/usr/bin/env -S -i /bin/sh\n", "has env start it without LD_PRELOAD", "-i"),
+        (
+            "clears",
+            "#!/usr/bin/env -S -i /bin/sh\n",
+            "has env start it without LD_PRELOAD",
+            "no -i",
+        ),
     ] {
         let script = scratch.script(name, text);
         is_in_the_way(&scratch, &library, &script, found, remedy);
     }
     is_in_the_way(&scratch, &library, &held, "held cannot be started: it has no", "chmod +x ");
+    for name in ["elsewhere", "returns", "env-returns"] {
+        let script = scratch.path(name);
+        is_mended(&scratch, &library, &script, &script);
+    }
+    is_mended(&scratch, &library, &scratch.path("by-held"), &held);
     // What it names by way of env has to be whole, too.
     let found = scratch.script("found", "#!/usr/bin/env -S -u HOME sh -u\n");
     let (told, status) = told(&mut doctor(&library), &[found]);
@@ -89,7 +120,7 @@ fn a_program_that_is_not_whole_is_in_the_way() {
     is_in_the_way(&scratch, &library, &write("garbage", &garbage), "damaged", "copy it again");
     if let Some(object) = scratch.compile("object.o", HELLO, &["-c"]) {
         std::fs::set_permissions(&object, std::fs::Permissions::from_mode(0o755)).unwrap();
-        is_in_the_way(&scratch, &library, &object, "an ELF file, but no program", "readelf");
+        is_in_the_way(&scratch, &library, &object, "an ELF file, but no program", "od -A d");
     }
     // A script is as whole as what runs it.
     let script = scratch.script("script", &format!("#!{}\n", scratch.path("cut-8000").display()));
@@ -148,8 +179,15 @@ fn privileges_count_of_what_runs_a_script_and_not_of_the_script() {
         [("direct", ""), ("env", "/usr/bin/env "), ("split", "/usr/bin/env -S A=1 ")]
     {
         let script = scratch.script(name, &format!("#!{line}{}\n", hello.display()));
-        is_in_the_way(&scratch, &library, &script, "hello runs unaccelerated: it is set-", "cp --");
+        is_in_the_way(
+            &scratch,
+            &library,
+            &script,
+            "hello runs unaccelerated: it is set-",
+            "bin/hello",
+        );
     }
+    is_mended(&scratch, &library, &hello, &scratch.path("bin/hello"));
 }
 
 #[test]
@@ -161,7 +199,7 @@ fn a_directory_is_no_program() {
     assert_eq!((status, &told["verdict"]), (Some(2), &"unknown".into()), "{told:#}");
     let problem = finding(&told, "program", "problem");
     says(problem, "is not a file that can be run");
-    assert!(problem["remedy"].as_str().unwrap().contains("ls -l "), "{problem}");
+    assert!(line_of(problem).1.starts_with("ls -l "), "{problem}");
     // (Nor does PATH find one.)
     let name = directory.parent().unwrap().file_name().unwrap();
     let ran = run(doctor(&library).env("PATH", directory.parent().unwrap()).arg(name));

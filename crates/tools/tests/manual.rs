@@ -13,6 +13,7 @@ use netacc_control::config::{
     Cli, Config, Key, Kind, NO_USERS, PROFILES, SETTINGS, Setting, TakesEffect,
 };
 use netacc_control::stats::{Counter, Reason};
+use netacc_tools::commands::netacc_command;
 use netacc_tools::options::{ORDER, VERSION, run_command, value_name};
 use std::fmt::Write as _;
 use std::fs;
@@ -270,6 +271,51 @@ fn parser_help_and_pages_name_the_same_options() {
     for option in ORDER {
         assert!(help.contains(&format!("\n   {option} ")), "{option}");
         assert!(page.contains(&roff(&option.to_string())), "{option}");
+    }
+}
+
+/// What the page of `netacc` says of a subcommand: where it is named at the page's beginning, and
+/// in a part of its own.
+fn part_of(page: &str, subcommand: &str) -> String {
+    let parts: Vec<&str> = page.split("\n.SH ").collect();
+    let part = |heading: &str| parts.iter().find(|part| part.starts_with(heading)).unwrap();
+    let begin = format!(".B netacc {subcommand}");
+    let synopsis = part("SYNOPSIS").split("\n.br\n").filter(|line| line.contains(&begin));
+    let heading = match subcommand {
+        "bench" => "OPTIONS",
+        "ps" => "DESCRIPTION",
+        other => &other.to_uppercase(),
+    };
+    synopsis.chain([*part(heading)]).collect::<Vec<_>>().join("\n")
+}
+
+/// The page of `netacc` is written by hand.
+#[test]
+fn the_page_of_netacc_has_every_option() {
+    fn options(command: &clap::Command, all: &mut Vec<String>) {
+        for option in command.get_arguments().filter(|option| !option.is_hide_set()) {
+            let long = option.get_long().map(|long| format!("--{long}"));
+            all.extend(long.or_else(|| option.get_short().map(|letter| format!("-{letter}"))));
+        }
+        command.get_subcommands().for_each(|command| options(command, all));
+    }
+    let page = fs::read_to_string(repository().join("man/netacc.1")).unwrap();
+    let whole = netacc_command();
+    // (They have pages of their own, or are no command of this page's.)
+    let elsewhere = ["run", "ss", "help"];
+    for command in whole.get_subcommands().filter(|command| !command.is_hide_set()) {
+        let name = command.get_name();
+        if elsewhere.contains(&name) {
+            continue;
+        }
+        let (part, mut all) = (part_of(&page, name), Vec::new());
+        options(command, &mut all);
+        assert!(!all.is_empty(), "{name}");
+        for option in
+            all.iter().filter(|option| !["--help", "--version"].contains(&option.as_str()))
+        {
+            assert!(part.contains(&roff(option)), "netacc {name} {option}: not in its page");
+        }
     }
 }
 

@@ -330,6 +330,42 @@ fn another_user_is_not_answered_unless_named() {
 }
 
 #[test]
+fn another_user_gets_no_number_by_a_unix_socket_unless_named() {
+    if !rustix::process::geteuid().is_root() {
+        support::skip("not root");
+        return;
+    }
+    if Command::new("perl").arg("-v").output().is_err() {
+        support::skip("no perl");
+        return;
+    }
+    let _segment = segment();
+    let scratch = Scratch::new();
+    let path = scratch.path("socket");
+    let place = format!("unix:{}", path.display());
+    const REQUEST: &str = "GET /metrics HTTP/1.1\r\n\r\n";
+    let other = || {
+        let script = "$SIG{PIPE} = 'IGNORE'; my $s = IO::Socket::UNIX->new(Peer => shift) or die $!; \
+                      print $s shift; $s->flush; print <$s>";
+        let mut command = Command::new("setpriv");
+        command.args(["--reuid=65534", "--regid=65534", "--clear-groups"]);
+        command.args(["perl", "-MIO::Socket::UNIX", "-e", script]).arg(&path).arg(REQUEST);
+        let ran = run(&mut command);
+        assert_eq!((ran.status, ran.err.as_str()), (Some(0), ""));
+        ran.out
+    };
+    for (options, is_answered) in [(&[][..], false), (&["--user", "65534"], true)] {
+        let _server = Server::new(&[&["--listen", place.as_str()], options].concat());
+        let own = asked(UnixStream::connect(&path).unwrap(), REQUEST);
+        assert!(own.starts_with("HTTP/1.1 200 ") && own.contains("netacc_connections{"), "{own}");
+        let answer = other();
+        let status = if is_answered { "HTTP/1.1 200 " } else { "HTTP/1.1 403 " };
+        assert!(answer.starts_with(status), "{answer}");
+        assert_eq!(answer.contains("netacc_"), is_answered, "{answer}");
+    }
+}
+
+#[test]
 fn it_is_served_on_a_unix_socket_and_takes_the_place_of_one_that_is_gone() {
     let scratch = Scratch::new();
     let path = scratch.path("socket");

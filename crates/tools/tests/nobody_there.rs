@@ -95,7 +95,8 @@ fn the_doctor_says_that_proc_is_missing_and_blames_nothing_else() {
         let told: serde_json::Value = serde_json::from_slice(&ran.stdout).unwrap();
         let findings = told["findings"].as_array().unwrap();
         assert_eq!((findings.len(), &findings[0]["check"]), (1, &"proc".into()), "{told:#}");
-        assert_eq!(findings[0]["remedy"], "mount -t proc proc /proc");
+        assert_eq!(findings[0]["command"], "mount -t proc proc /proc");
+        assert_eq!(findings[0]["command_does"], "mends");
         assert_eq!((&told["verdict"], ran.status.code()), (&"unknown".into(), Some(2)));
     }
     let Some(ran) = within("mount -t tmpfs none /proc", "run true") else { return };

@@ -3,13 +3,14 @@
 mod support;
 
 use netacc_control::stats::{
-    CONNS_OFFSET, ConnRecord, Counter, Header, MAGIC, Reason, UNCOUNTED, VERSION,
+    CONNS_OFFSET, ConnRecord, Counter, Header, LIBRARY, MAGIC, Reason, UNCOUNTED, VERSION,
 };
 use netacc_tools::processes::Looks;
 use serde_json::{Value, json};
 use std::fs::File;
 use std::io::{BufRead, BufReader, Lines};
 use std::mem::{offset_of, size_of};
+use std::os::fd::AsRawFd;
 use std::os::unix::fs::FileExt;
 use std::process::{Child, ChildStdout, Command, Stdio};
 use std::sync::{Mutex, MutexGuard};
@@ -117,9 +118,9 @@ fn json_is_as_agreed() {
     assert_eq!(cfg["config"]["NACC_POLL_MS"], json!({"value": "", "origin": "default"}));
 
     let channels = json!([
-        {"path": "shm", "peer": "-", "peer_pid": 99, "state": "open", "slots_used": 2, "slots_total": 256,
+        {"path": "shm", "peer": "-", "peer_pid": 99, "peer_library": null, "state": "open", "slots_used": 2, "slots_total": 256,
          "pairs": 0, "connections_total": 6, "arena_bytes": 65536},
-        {"path": "rdma", "peer": "10.0.0.2", "peer_pid": 4711, "state": "open", "slots_used": 1, "slots_total": 32,
+        {"path": "rdma", "peer": "10.0.0.2", "peer_pid": 4711, "peer_library": "1.2.3", "state": "open", "slots_used": 1, "slots_total": 32,
          "pairs": 3, "connections_total": 5, "arena_bytes": 262144},
     ]);
     assert_eq!(json_of("qp"), json!({"pid": pid, "channels": channels}));
@@ -319,6 +320,38 @@ fn the_newest_segment_counts() {
     new.u64(offset_of!(Header, started_unix_ns), 2);
     new.u64(offset_of!(Header, total_by_path), 6);
     assert_eq!(json_of("cnt")["connections_total"], json!(6));
+}
+
+#[test]
+fn who_only_reads_a_segment_is_not_taken_for_its_process() {
+    let _alone = alone();
+    let id = std::process::id();
+    let segment = Segment::filled(id);
+    let reader = File::open(format!("/proc/self/fd/{}", segment.0.as_raw_fd())).unwrap();
+    let mut looks = Looks::default();
+    let mut is_found = || looks.all().0.iter().any(|found| found.pid == id);
+    assert!(is_found());
+    // Its number leads to the reader, too.
+    let mut place = std::os::fd::OwnedFd::from(segment.0);
+    rustix::io::dup2(&reader, &mut place).unwrap();
+    assert!(!is_found());
+    assert!(ss(&[&id.to_string()]).err.contains("is not loaded"));
+}
+
+#[test]
+fn no_more_than_some_segments_of_others_are_looked_at() {
+    let _alone = alone();
+    let id = std::process::id();
+    let is_found = || Looks::default().all().0.iter().any(|found| found.pid == id);
+    // (A descriptor with a lower number is looked at before one with a higher one.)
+    let low = Segment::filled(id);
+    let _own = rustix::io::fcntl_dupfd_cloexec(&low.0, 900).unwrap();
+    drop(low);
+    let others = Segment::filled(id + 1);
+    let mut many: Vec<_> = (0..62).map(|_| others.0.try_clone().unwrap()).collect();
+    assert!(is_found());
+    many.push(others.0.try_clone().unwrap());
+    assert!(!is_found());
 }
 
 #[test]
@@ -541,6 +574,37 @@ fn a_library_that_was_replaced_is_named() {
     child.kill().unwrap();
     child.wait().unwrap();
     assert!(out.contains(&note), "{out}");
+}
+
+/// Wherever its file lies, which nobody has touched; and whatever newer ones there are.
+#[test]
+fn a_library_that_is_older_than_the_tools_is_named() {
+    let _alone = alone();
+    let id = std::process::id();
+    let segment = Segment::filled(id);
+    let [major, minor, patch] = [
+        env!("CARGO_PKG_VERSION_MAJOR"),
+        env!("CARGO_PKG_VERSION_MINOR"),
+        env!("CARGO_PKG_VERSION_PATCH"),
+    ]
+    .map(|number| number.parse::<u64>().unwrap());
+    let own = major << 32 | minor << 16 | patch;
+    // (The version of the protocol, above it, does not count.)
+    let protocol = 0xb_u64 << 48;
+    for (version, is_older) in
+        [(own - 1, true), (0, true), (own, false), (own + 1, false), (1 << 40, false)]
+    {
+        let packed = if version == 0 { 0 } else { version | protocol };
+        segment.u64(offset_of!(Header, library), packed);
+        let note =
+            format!("{id}: its library is older than these tools ({}):", env!("CARGO_PKG_VERSION"));
+        let out = ss(&[]).out;
+        assert_eq!(out.contains(&note), is_older, "{version:x}: {out}");
+        let all: Value = serde_json::from_str(&ss(&["--json"]).out).unwrap();
+        let ours = all.as_array().unwrap().iter().find(|row| row["pid"] == json!(id)).unwrap();
+        let said = [&ours["library_older"], &ours["library_replaced"]];
+        assert_eq!(said, [&json!(is_older), &json!(false)], "{version:x}");
+    }
 }
 
 #[test]
@@ -853,13 +917,14 @@ fn the_doctor_says_each_reason_with_its_remedy() {
     let _alone = alone();
     let segment = Segment::filled(std::process::id());
     segment.u64(offset_of!(Header, counters) + 8 * Counter::PeerCorrupt as usize, 1);
+    segment.u64(offset_of!(Header, library), LIBRARY);
     let (told, status) = doctor();
     assert_eq!(status, Some(1), "{told:#}");
     let all = told["findings"].as_array().unwrap();
     let of = |text: &str| {
         let found = all.iter().find(|f| f["found"].as_str().unwrap().contains(text));
         let found = found.unwrap_or_else(|| panic!("{text}: {told:#}"));
-        (found["level"].clone(), found["remedy"].clone())
+        (found["level"].clone(), found)
     };
     for (reason, level) in [
         (Reason::RdmaLost, "problem"),
@@ -868,13 +933,17 @@ fn the_doctor_says_each_reason_with_its_remedy() {
         (Reason::PeerWithoutLibrary, "note"),
     ] {
         let text = format!("{}: ", reason.name());
-        let (is, remedy) = of(&text);
+        let (is, found) = of(&text);
         assert_eq!(is, level);
-        // Behind what is said of all, the command for this process.
-        let run = remedy.as_str().unwrap().strip_prefix(reason.remedy()).unwrap();
-        assert!(run.starts_with(" Run: "), "{run}");
+        // Beside what is said of all, the command for this process.
+        assert_eq!(found["remedy"], reason.remedy());
+        assert!(!found["command"].as_str().unwrap().is_empty(), "{found}");
         assert!(of(reason.explanation()).0 == level);
     }
+    assert_eq!(
+        of("process 4711 at 10.0.0.2, to which it has connections, has version 1.2.3").0,
+        "note"
+    );
     assert_eq!(of("unknown-60").0, "note");
     assert_eq!(of("peer_corrupt is 1").0, "note");
     assert_eq!(of("11 accelerated (73.3 %)").0, "ok");

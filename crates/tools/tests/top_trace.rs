@@ -188,6 +188,62 @@ fn a_connection_leads_to_its_events_as_they_come() {
     }
 }
 
+/// All that a ring keeps of so many events: polls, each with its number.
+fn fill(memory: &Memory, index: usize, state: State, recorded: usize) {
+    use trace::EVENTS;
+    ring(memory, index, state, PORT, &[]);
+    let at = HEADER_BYTES + index * RING_BYTES;
+    memory.long(at + offset_of!(Ring, head), recorded as u64);
+    let cycle = EVENTS - EVENTS_FIRST;
+    for n in (0..EVENTS_FIRST).chain(recorded - cycle..recorded) {
+        let behind = n.saturating_sub(EVENTS_FIRST);
+        let (place, lap) = (n.min(EVENTS_FIRST + behind % cycle), behind / cycle % 4);
+        let at = at + RING_HEAD_BYTES + place * EVENT_BYTES;
+        memory.long(at + 8, 10_000 + n as u64);
+        memory.long(at, ((n << 2 | lap) << 6) as u64 | Event::SleepInPoll as u64);
+    }
+}
+
+#[test]
+fn what_was_kept_around_trouble_is_shown_in_its_place() {
+    let _alone = alone();
+    let _statistics = statistics("1");
+    let traced = traced_in(5);
+    let excerpts = |count: u32| {
+        let ring = HEADER_BYTES + RING_BYTES;
+        traced.words(&[(ring + offset_of!(Ring, excerpts), count)]);
+    };
+    let excerpt = |index: usize, of: u64, recorded: usize| {
+        fill(&traced, index, State::Excerpt, recorded);
+        traced.long(HEADER_BYTES + index * RING_BYTES + offset_of!(Ring, number), of);
+    };
+    fill(&traced, 1, State::Open, 1000);
+    excerpt(2, 1, 400);
+    // (Another connection's.)
+    excerpt(3, 3, 600);
+    excerpts(1);
+    let mut top = top(80);
+    top.shows(&["sleep-in-pollfds10999"]);
+    // Up, to where the excerpt ends.
+    let kept = trace::EVENTS - EVENTS_FIRST;
+    top.press(&"\u{1b}[A".repeat(kept));
+    top.redraws(90, "(500eventsarenotkept)");
+    assert!(top.text().contains("sleep-in-pollfds10399"), "{}", top.text());
+    assert!(!top.text().contains("fds10599"), "{}", top.text());
+    // One that was made meanwhile, of more events of its own.
+    fill(&traced, 1, State::Open, 1050);
+    excerpt(4, 1, 800);
+    excerpts(2);
+    top.redraws_behind("\u{1b}[F", 90, "fds11049");
+    top.press(&"\u{1b}[A".repeat(kept));
+    top.redraws(90, "(150eventsarenotkept)");
+    top.press(&"\u{1b}[A".repeat(kept + 1));
+    top.redraws(90, "(300eventsarenotkept)");
+    top.redraws_behind("\u{1b}[H", 90, "fds10000");
+    top.press("q");
+    assert_eq!(top.ended().code(), Some(0), "{}", top.text());
+}
+
 #[test]
 fn where_there_are_no_events_it_says_why() {
     let _alone = alone();

@@ -1,12 +1,14 @@
 //! `netacc doctor`: what keeps a program, a process, a connection or this host from acceleration,
 //! and what to do about it.
 //!
-//! It looks and changes nothing: it starts no program but the dynamic loader that is asked what it
-//! would load, and connects to another host only where it was asked about a connection to it. What
-//! it looks at may hang or lie, so the checks run in a thread of their own, which is not waited for
-//! longer than [`PATIENCE`]; what they have found by then is said.
+//! It looks and changes nothing. It starts no program but the dynamic loader, which is asked what
+//! it would load, and `systemctl show`. It connects to another host only where it was asked about a
+//! connection to it. What it looks at may hang or lie, so the checks run in a thread of their own,
+//! which is not waited for longer than [`PATIENCE`]; what they have found by then is said.
 
+mod commands;
 mod connection;
+mod elsewhere;
 mod finding;
 mod host;
 mod interfaces;
@@ -15,6 +17,7 @@ mod process;
 mod program;
 mod rdma;
 mod remedies;
+mod remedy;
 mod rules;
 
 use super::{STATUS_FAILED, STATUS_USAGE, print};
@@ -22,6 +25,7 @@ use crate::segment;
 use crate::terminal;
 use clap::ArgMatches;
 use finding::{Findings, Level};
+use remedy::{mend, show};
 use std::ffi::{OsStr, OsString, c_int};
 use std::os::unix::ffi::OsStrExt;
 use std::sync::mpsc::{self, RecvTimeoutError};
@@ -132,7 +136,8 @@ fn lossy(word: &OsStr) -> &str {
 fn examine(subject: Subject, findings: &mut Findings) {
     // (Nearly all that is looked at is there, where the library lies as well.)
     if let Err(error) = segment::pids() {
-        findings.blind("proc", format!("/proc: {error}"), "mount -t proc proc /proc");
+        let mount = commands::as_root("mount -t proc proc /proc");
+        findings.blind("proc", format!("/proc: {error}"), mend("mount it", mount));
         return;
     }
     match subject {
@@ -152,7 +157,8 @@ fn within(patience: Duration, checks: impl FnOnce(&mut Findings) + Send + 'stati
     });
     let mut findings = Findings::default();
     if let Err(error) = started {
-        findings.blind("netacc", format!("no thread could be started: {error}"), "ulimit -u");
+        let remedy = show("raise the limit of processes and threads", "prlimit --nproc");
+        findings.blind("netacc", format!("no thread could be started: {error}"), remedy);
         return findings;
     }
     let end = Instant::now() + patience;
@@ -167,8 +173,11 @@ fn within(patience: Duration, checks: impl FnOnce(&mut Findings) + Send + 'stati
                         "no answer within {} s: the rest was not looked at",
                         patience.as_secs()
                     ),
-                    "look for a process in state D (ps -eo pid,stat,wchan,comm), for a file system \
-                     that does not answer, or for a slow name server, and try again",
+                    show(
+                        "look for a process in state D, for a file system that does not answer, or \
+                         for a slow name server, and try again",
+                        "ps -eo pid,stat,wchan,comm",
+                    ),
                 );
                 return findings;
             }

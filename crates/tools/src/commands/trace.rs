@@ -7,6 +7,7 @@ use crate::show::one_line;
 use crate::terminal;
 use crate::trace::{self, Seen, Trace, Wanted};
 use clap::ArgMatches;
+use netacc_control::trace::whole;
 use rustix::time::{ClockId, clock_gettime};
 use std::collections::HashMap;
 use std::ffi::c_int;
@@ -163,10 +164,12 @@ fn follow(mut traces: Vec<Trace>, wanted: &Wanted, is_json: bool) -> c_int {
             let before = cpu_time();
             let changed = trace.changed(seen);
             searched += cpu_time() - before;
-            for ring in trace.read_rings(&changed, seen) {
+            for ring in whole(trace.read_rings(&changed, seen)) {
                 let said = said.entry((at, ring.number)).or_insert(0);
-                // (What is being written is waited for once, and what is behind it with it.)
+                // (What is being written is waited for once, and what is behind it with it. An
+                // excerpt ends before its ring.)
                 let to = if ring.written > *said { ring.written } else { ring.recorded };
+                let to = to.max(*said);
                 let new = std::mem::replace(said, to)..to;
                 if wanted.has(&ring) {
                     lines.add(trace, &ring, wanted, &new);

@@ -4,7 +4,7 @@ use netacc_control::Config;
 use netacc_control::config::NO_USERS;
 use netacc_control::stats::{
     CHANNEL_SLOTS, CONNS_OFFSET, ChannelRecord, ConnRecord, Counter, Header, MAGIC, MEMFD_NAME,
-    Reason, VERSION,
+    Reason, VERSION, packed_library,
 };
 use rustix::fs::{MemfdFlags, memfd_create};
 use std::fs::File;
@@ -129,6 +129,7 @@ impl Segment {
         segment.u64(at + offset_of!(ChannelRecord, connections_total), 5);
         segment.u32(at + offset_of!(ChannelRecord, peer_family), 2);
         segment.u64(at + offset_of!(ChannelRecord, peer_addr), 0x0a00_0002_0000_0000);
+        segment.u64(offset_of!(Header, remote_library), packed_library([1, 2, 3]));
         segment
     }
 }

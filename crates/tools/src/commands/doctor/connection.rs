@@ -1,31 +1,26 @@
 //! A connection that is not there yet: which path would it take, and what is in the way of a faster
 //! one?
 
+use super::commands::{as_its_user, as_root, enable, look_closer, netacc, restart};
 use super::finding::Findings;
-use super::interfaces::{self, Own, Route};
+use super::interfaces::{self, Own};
 use super::look::Status;
-use super::rdma::{self, Port};
-use super::rules;
-use super::{host, look, process};
+use super::remedy::{Command, Remedy, no_command, show};
+use super::{elsewhere, host, look, process, rules};
 use crate::addresses;
 use crate::launch::Environment;
-use crate::options::VERSION;
 use crate::segment::{self, Process, SegmentError};
-use crate::show::one_line;
+use crate::show::{one_line, shell_word};
 use netacc_control::config::{Config, Key, Paths, parse_rendered};
-use netacc_control::stats::{Path as Way, Reason};
+use netacc_control::stats::Path as Way;
 use std::fs;
 use std::io::ErrorKind;
-use std::net::{IpAddr, SocketAddr, TcpStream, ToSocketAddrs};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, ToSocketAddrs};
 use std::sync::mpsc;
 use std::time::{Duration, Instant};
 
 /// A name server answers within so long.
 const RESOLVE: Duration = Duration::from_secs(5);
-/// A host answers a SYN within so long.
-const CONNECT: Duration = Duration::from_secs(1);
-/// A host of the neighbourhood answers within so long.
-const NEAR: Duration = Duration::from_millis(500);
 /// A server accepts within so long.
 const ACCEPTS: Duration = Duration::from_secs(2);
 const BETWEEN_LOOKS: Duration = Duration::from_millis(20);
@@ -41,8 +36,8 @@ pub fn look(host: &str, port: u16, findings: &mut Findings) {
         Ok(own) => own,
         Err(error) => {
             let found = format!("rtnetlink: {}", std::io::Error::from(error));
-            let remedy = "allow AF_NETLINK; what filters here? cat /proc/self/status";
-            findings.note("addresses", found, remedy);
+            let said = "let the filter of system calls pass AF_NETLINK";
+            findings.note("addresses", found, host::filtered(said));
             Vec::new()
         }
     };
@@ -63,8 +58,9 @@ pub fn look(host: &str, port: u16, findings: &mut Findings) {
 
 /// What the client's end leaves to a connection.
 #[derive(Debug, Clone, Copy, Default)]
-struct Client {
-    paths: Paths,
+pub struct Client {
+    /// They.
+    pub paths: Paths,
     /// It is a rule that leaves no others.
     by_rule: bool,
 }
@@ -81,17 +77,18 @@ impl Client {
     }
 
     /// What it has none but these of.
-    fn says(self) -> String {
+    pub fn says(self) -> String {
         match self.by_rule {
             true => format!("{} alone, by the rule of the client's end,", self.paths),
             false => format!("NACC_PATHS={} of the client's end", self.paths),
         }
     }
 
-    fn remedy(self) -> &'static str {
+    /// What leaves it more.
+    pub fn remedy(self) -> Remedy {
         match self.by_rule {
-            true => "if that was not meant: sudoedit \"${NACC_CONF:-/etc/netacc.conf}\"",
-            false => "export NACC_PATHS=shm,rdma",
+            true => rules::correct(&host::config_file(&Environment::inherited())),
+            false => host::put(Key::Paths, "shm,rdma"),
         }
     }
 }
@@ -106,11 +103,11 @@ fn each(found: &[(SocketAddr, Client)], own: &[Own], findings: &mut Findings) {
     for (address, client) in found.iter().copied() {
         match interfaces::is_own(address.ip(), own) {
             true if is_any_served && !is_served(&address) => {
-                let remedy = format!("ss -ltnp 'sport = :{}'", address.port());
+                let remedy = show("see who listens at that port", listen_at(address.port()));
                 findings.note("listener", format!("nobody listens on {address}"), remedy);
             }
             true => here(address, client, findings),
-            false => elsewhere(address, own, client, findings),
+            false => elsewhere::look(address, own, client, findings),
         }
     }
 }
@@ -123,7 +120,10 @@ fn resolved(host: &str, port: u16, findings: &mut Findings) -> Option<Vec<Socket
         let _ = sender.send(found);
     });
     let found = started.ok().and_then(|_| receiver.recv_timeout(RESOLVE).ok());
-    let remedy = format!("getent ahosts {host}; /etc/hosts, /etc/resolv.conf");
+    let remedy = show(
+        "put the name into /etc/hosts, or a name server that has it into /etc/resolv.conf",
+        format!("getent ahosts {}", shell_word(host)),
+    );
     match found {
         None => {
             let found = format!("{host}: no name server has answered");
@@ -191,12 +191,27 @@ fn listeners(directory: &str, to: SocketAddr) -> Vec<Listener> {
 
 /// The ports on which somebody listens in the network namespace of a process.
 pub fn listening_ports(directory: &str) -> Vec<u16> {
+    listening(directory).iter().map(SocketAddr::port).collect()
+}
+
+/// Where they can be reached from there.
+pub fn listening(directory: &str) -> Vec<SocketAddr> {
     let mut found = Vec::new();
     for name in ["tcp", "tcp6"] {
         let table = look::file(format!("{directory}/net/{name}")).unwrap_or_default();
-        found.extend(table.lines().filter_map(listener).map(|listener| listener.local.port()));
+        found.extend(table.lines().filter_map(listener).map(|listener| within(listener.local)));
     }
     found
+}
+
+/// An address of a listener that leads to it: of one that has all, that of loopback.
+fn within(local: SocketAddr) -> SocketAddr {
+    let ip = match local.ip() {
+        IpAddr::V4(ip) if ip.is_unspecified() => IpAddr::from(Ipv4Addr::LOCALHOST),
+        IpAddr::V6(ip) if ip.is_unspecified() => IpAddr::from(Ipv6Addr::LOCALHOST),
+        ip => ip,
+    };
+    SocketAddr::new(ip, local.port())
 }
 
 /// A row of the kernel's table that listens.
@@ -258,13 +273,17 @@ fn here(to: SocketAddr, client: Client, findings: &mut Findings) {
         if has_advert(to.port()) {
             findings.ok("listener", format!("{found}; it has the library"));
             let found = "how its end is configured is not known";
-            findings.note("config", found, format!("sudo netacc doctor {to}"));
+            findings.note("config", found, as_root_at(to));
             within_host(to, client, findings);
         } else if is_partial {
-            findings.blind("listener", found, format!("sudo netacc doctor {to}"));
+            findings.blind("listener", found, as_root_at(to));
         } else {
             let found = format!("nobody in sight holds the socket that listens on {to}");
-            findings.blind("listener", found, format!("look from its host: netacc doctor {to}"));
+            let remedy = no_command(
+                format!("run netacc doctor {to} where that process is in sight: on the host"),
+                "it is of another PID namespace, to which nothing leads from here",
+            );
+            findings.blind("listener", found, remedy);
         }
         return;
     }
@@ -273,6 +292,15 @@ fn here(to: SocketAddr, client: Client, findings: &mut Findings) {
     } else {
         stays_on_tcp(to, findings);
     }
+}
+
+fn as_root_at(to: SocketAddr) -> Remedy {
+    show("look as root", look_closer(&shell_word(&to.to_string())))
+}
+
+/// Who listens at a port, at whichever address.
+fn listen_at(port: u16) -> String {
+    as_root(&format!("ss -ltnp 'sport = :{port}'"))
 }
 
 /// Whether one of the processes that listen takes a connection to a faster path. `paths`: the
@@ -295,28 +323,34 @@ fn servers(pids: &[u32], to: SocketAddr, paths: Paths, findings: &mut Findings) 
                 findings.ok("listener", format!("{who}, and has the library"));
             }
             Err(SegmentError::Unreadable(error)) => {
-                let remedy = format!(
-                    "start it again with this release's library; of which unit is it? systemctl \
-                     status {pid}"
-                );
+                let remedy = restart(pid).with("start it again with this release's library");
                 findings.problem("listener", format!("{who}; {error}"), remedy);
             }
             Err(SegmentError::NotLoaded) => findings.problem(
                 "listener",
                 format!("{who}, and runs without the library"),
-                format!("start it again with netacc_run; would that help? netacc doctor {pid}"),
+                enabled(pid),
             ),
             Err(error) => {
-                let remedy = format!("sudo netacc doctor {to}");
-                findings.blind("listener", format!("{who}; {error}"), remedy);
+                findings.blind("listener", format!("{who}; {error}"), as_root_at(to));
             }
         }
     }
     if pids.len() > NAMED {
         let found = format!("{} more processes listen on {to}", pids.len() - NAMED);
-        findings.note("listener", found, "netacc ps");
+        let port = to.port();
+        findings.note("listener", found, show("see them all", listen_at(port)));
     }
     accelerate > 0
+}
+
+/// What gives a process the library, or tells whether that would help.
+fn enabled(pid: u32) -> Remedy {
+    match enable(pid) {
+        mends @ Command::Mends(_) => mends,
+        _ => Command::Shows(netacc(&format!("doctor {pid}"))),
+    }
+    .with(process::WITH_LIBRARY)
 }
 
 /// What the configuration of a process that listens, and its rules, keep on TCP. `clients`: the
@@ -324,14 +358,14 @@ fn servers(pids: &[u32], to: SocketAddr, paths: Paths, findings: &mut Findings) 
 fn servers_end(server: &Process, to: SocketAddr, clients: Paths, findings: &mut Findings) {
     let end = format!("the server's end, process {}: ", server.pid);
     process::configured(server, &end, findings);
-    let as_it_is = format!("as it is: netacc cfg get NACC_PATHS -p {}", server.pid);
+    let other = |better| process::set_in(server, Key::Paths, better);
     let paths = parse_rendered(&server.header.config).find(|(key, ..)| *key == Key::Paths.name());
     let paths = paths.and_then(|(_, value, _)| Paths::parse(value).ok());
     if let Some(paths) = paths.filter(|paths| !paths.is_empty() && !serve_within(*paths, to)) {
         findings.problem(
             "config",
             format!("{end}NACC_PATHS={paths} leaves connections within the host on TCP"),
-            format!("NACC_PATHS=shm,rdma,utcp where it is started, and start it again; {as_it_is}"),
+            other("shm,rdma,utcp"),
         );
     } else if let Some(paths) = paths.filter(|paths| has_none_of(*paths, clients, to)) {
         findings.problem(
@@ -339,7 +373,7 @@ fn servers_end(server: &Process, to: SocketAddr, clients: Paths, findings: &mut 
             format!(
                 "{end}NACC_PATHS={paths} has no path of the client's end, NACC_PATHS={clients}"
             ),
-            format!("NACC_PATHS=shm,rdma at both ends, and start them again; {as_it_is}"),
+            other("shm,rdma"),
         );
     }
     // (Who connects to an address of this host has that one, too, unless it has chosen another.)
@@ -349,16 +383,17 @@ fn servers_end(server: &Process, to: SocketAddr, clients: Paths, findings: &mut 
 /// Whether a process that listens is stopped: it accepts nothing, and answers nobody.
 fn stopped(pid: u32, to: SocketAddr, findings: &mut Findings) -> bool {
     let status = Status::of(&format!("/proc/{pid}")).ok();
-    let is = status.and_then(|it| it.field("State:").map(|state| state.starts_with(['T', 't'])));
-    if is == Some(true) {
+    let state = status.and_then(|it| it.field("State:")?.chars().next());
+    let stopped = state.filter(|state| ['T', 't'].contains(state));
+    if let Some(state) = stopped {
         let name = one_line(&segment::name(pid).unwrap_or_default());
         let found = format!(
             "process {pid} ({name}), which listens on {to}, is stopped: it accepts nothing and \
              answers nobody"
         );
-        findings.problem("state", found, format!("kill -CONT {pid}"));
+        findings.problem("state", found, process::go_on(pid, state));
     }
-    is == Some(true)
+    stopped.is_some()
 }
 
 /// Says so of listeners whose connections wait, and of which none is accepted.
@@ -374,11 +409,8 @@ fn hangs(listeners: &[Listener], pids: &[u32], to: SocketAddr, findings: &mut Fi
                 ACCEPTS.as_secs()
             );
             let remedy = match pids {
-                [] => format!("sudo netacc doctor {to}"),
-                [pid, ..] => format!(
-                    "where is it? cat /proc/{pid}/wchan; gdb -p {pid} -batch -ex 'thread apply all \
-                     bt'; then start it again"
-                ),
+                [] => as_root_at(to),
+                [pid, ..] => show("see where it is, and start it again", place_of(*pid)),
             };
             findings.problem("accept", found, remedy);
             return;
@@ -388,6 +420,12 @@ fn hangs(listeners: &[Listener], pids: &[u32], to: SocketAddr, findings: &mut Fi
         let of = |one: &Listener| now.iter().find(|it| it.inode == one.inode);
         looks.push(listeners.iter().map(|one| of(one).map_or(0, |it| it.waiting)).collect());
     }
+}
+
+/// Where the threads of a process are.
+fn place_of(pid: u32) -> String {
+    // (A debugger would stop it for as long as it looks.)
+    as_its_user(pid, &format!("grep . /proc/{pid}/task/*/wchan"))
 }
 
 fn waiting(listeners: &[Listener]) -> Vec<u32> {
@@ -434,7 +472,7 @@ fn within_host(to: SocketAddr, client: Client, findings: &mut Findings) {
 }
 
 /// What keeps it there has been said.
-fn stays_on_tcp(to: SocketAddr, findings: &mut Findings) {
+pub fn stays_on_tcp(to: SocketAddr, findings: &mut Findings) {
     findings.ok("path", format!("to {to}: TCP, as it is"));
 }
 
@@ -474,181 +512,20 @@ fn nobody(to: SocketAddr, findings: &mut Findings) {
                  {pid} ({name}){whose}: a connection that is led there stays on TCP",
                 to.port()
             ),
-            format!(
-                "put both ends into one network namespace: --network=host, --network=container:…, \
-                 one pod; or give each an RDMA device; to look from there: nsenter -t {pid} -n \
-                 netacc doctor {to}"
+            show(
+                "put both ends into one network namespace: one pod, --network=host, or \
+                 --network=container: with the name of the other; or give each an RDMA device; it \
+                 can be looked at from there",
+                as_root(&format!(
+                    "nsenter -t {pid} -n {}",
+                    netacc(&format!("doctor {}", shell_word(&to.to_string())))
+                )),
             ),
         );
         return;
     }
-    let remedy =
-        format!("start the server with netacc_run; who listens? ss -ltnp 'sport = :{}'", to.port());
+    let remedy = show("start the server with netacc_run", listen_at(to.port()));
     findings.problem("listener", format!("nobody listens on {to}"), remedy);
-}
-
-/// A connection to another host.
-fn elsewhere(to: SocketAddr, own: &[Own], client: Client, findings: &mut Findings) {
-    let route = match interfaces::route(to) {
-        Ok(route) => route,
-        Err(error) => {
-            let remedy = format!("ip route get {}", to.ip());
-            findings.problem("route", format!("to {}: {error}", to.ip()), remedy);
-            return;
-        }
-    };
-    let Route { source, interface, gateway } = &route;
-    let over = gateway.map_or_else(String::new, |gateway| format!(" over {gateway}"));
-    findings.ok("route", format!("from {source} by {interface}{over}"));
-    let answers = match TcpStream::connect_timeout(&to, CONNECT) {
-        Ok(_) => {
-            findings.ok("server", format!("{to} takes connections"));
-            true
-        }
-        Err(error) if error.kind() == ErrorKind::ConnectionRefused => {
-            let remedy = "start the server there, with netacc_run";
-            findings.problem("server", format!("nobody listens on {to}"), remedy);
-            false
-        }
-        Err(error) => {
-            let remedy = format!(
-                "is the host up, and does a firewall let the port through? ping -c 1 {}",
-                to.ip()
-            );
-            findings.problem("server", format!("{to} does not answer: {error}"), remedy);
-            false
-        }
-    };
-    let paths = client.paths;
-    match device(&route, own).filter(|_| paths.contains(Way::Rdma)) {
-        _ if paths.is_empty() => stays_on_tcp(to, findings),
-        Some(port) => over_rdma(to, answers, &route, &port, findings),
-        None if paths.contains(Way::Utcp) => {
-            let found = "TCP in user space (utcp), whether the other end has the library or not";
-            findings.ok("path", format!("to {to}: {found}, where nothing above is in the way"));
-        }
-        None if !paths.contains(Way::Rdma) => findings.problem(
-            "path",
-            format!("to {to}: TCP: {} has no RDMA", client.says()),
-            client.remedy(),
-        ),
-        None => {
-            let reason = Reason::NoRdmaDevice;
-            findings.problem(
-                "path",
-                format!(
-                    "to {to}: TCP ({}): {source} belongs to no RDMA device here",
-                    reason.name()
-                ),
-                reason.remedy(),
-            );
-        }
-    }
-}
-
-/// The port of a device that has the source's address.
-fn device(route: &Route, own: &[Own]) -> Option<Port> {
-    let of_source = own.iter().find(|own| own.ip == route.source);
-    let interface = of_source.map(|own| own.interface.as_str());
-    rdma::ports().into_iter().find(|port| port.has(route.source, interface))
-}
-
-fn over_rdma(to: SocketAddr, answers: bool, route: &Route, port: &Port, findings: &mut Findings) {
-    let before = findings.problems();
-    rdma::state(port, findings);
-    rdma::access(findings);
-    rdma::libraries(findings);
-    host::limits("/proc/self", true, findings);
-    let leaves_elsewhere = !route.interface.is_empty()
-        && !port.interfaces.is_empty()
-        && !port.interfaces.contains(&route.interface);
-    if leaves_elsewhere {
-        let reason = Reason::NotInReach;
-        findings.problem(
-            "reach",
-            format!(
-                "packets to {} leave by {}, and the device is on {} ({})",
-                to.ip(),
-                route.interface,
-                port.interfaces.join(", "),
-                reason.name()
-            ),
-            format!("ip route get {} from {}", to.ip(), route.source),
-        );
-    }
-    if answers {
-        link(to, findings);
-        unknown_version(to, findings);
-    }
-    let device = &port.device;
-    match findings.problems() == before {
-        true => findings.ok(
-            "path",
-            format!("to {to}: RDMA ({device}), if both ends have the library (netacc_run)"),
-        ),
-        false => stays_on_tcp(to, findings),
-    }
-}
-
-/// Ports at which the server's library may be, in the order in which they are tried: the first four
-/// from port + 20000 on, 40000 less above 65535, without those of programs that run beside others
-/// (`docs/manual/rdma.md`, "Ports and firewalls").
-fn link_ports(port: u16) -> Vec<u16> {
-    const OFFSET: u32 = 20_000;
-    const TRIED: usize = 4;
-    const NEIGHBOURS: [u16; 6] = [26379, 25672, 29092, 27017, 27018, 27019];
-    let first = u32::from(port) + OFFSET;
-    let wrapped = |at: u32| if at > 65_535 { at - 2 * OFFSET } else { at };
-    let ports = (first..).filter_map(|at| u16::try_from(wrapped(at)).ok());
-    ports.filter(|port| !NEIGHBOURS.contains(port)).take(TRIED).collect()
-}
-
-/// Whether the server's library can be reached. (One port after the other, and no more than needed:
-/// siw takes it ill when connections to a port end at once.)
-fn link(to: SocketAddr, findings: &mut Findings) {
-    let ports = link_ports(to.port());
-    let mut refused = 0;
-    for port in ports.iter().copied() {
-        match TcpStream::connect_timeout(&SocketAddr::new(to.ip(), port), NEAR) {
-            Ok(_) => {
-                findings.ok("link", format!("port {port}, for the libraries' agreement, is open"));
-                return;
-            }
-            Err(error) if error.kind() == ErrorKind::ConnectionRefused => refused += 1,
-            Err(_) => {}
-        }
-    }
-    let list: Vec<String> = ports.iter().map(u16::to_string).collect();
-    let list = list.join(", ");
-    if refused == ports.len() {
-        findings.note(
-            "link",
-            format!(
-                "no library is at ports {list}: the server has none, or no connection from another \
-                 host has been used yet"
-            ),
-            "start the server with netacc_run, use a connection from here for a second, and look \
-             again",
-        );
-    } else {
-        findings.problem(
-            "link",
-            format!("ports {list}, for the libraries' agreement, do not answer: a firewall?"),
-            format!("on the server: nft add rule inet filter input tcp dport {{ {list} }} accept"),
-        );
-    }
-}
-
-/// The library's version at the other end is said in the agreement alone, which is between two
-/// libraries, over RDMA, and about a connection that both have: nobody is asked for it here.
-fn unknown_version(to: SocketAddr, findings: &mut Findings) {
-    findings.note(
-        "library",
-        format!(
-            "which version of the library the other end has is not known; here it is {VERSION}"
-        ),
-        format!("ask there: netacc ps (on {})", to.ip()),
-    );
 }
 
 #[cfg(test)]
@@ -709,13 +586,6 @@ mod tests {
             let all: Vec<Vec<u32>> = looks.iter().map(|look| look.to_vec()).collect();
             assert_eq!(has_accepted_none(&all), is, "{looks:?}");
         }
-    }
-
-    #[test]
-    fn link_ports_are_those_of_the_library() {
-        assert_eq!(link_ports(6379), [26380, 26381, 26382, 26383]);
-        assert_eq!(link_ports(45534), [65534, 65535, 25536, 25537]);
-        assert_eq!(link_ports(65535).first(), Some(&45535));
     }
 
     #[test]

@@ -1,11 +1,14 @@
 //! This host: the library, the kernel, the configuration, limits and devices.
 
+use super::commands::{as_root, edit, export, look_closer, netacc, raise, raise_here};
 use super::finding::Findings;
 use super::look::{self, Status};
 use super::rdma;
+use super::remedy::{Command, Remedy, mend, no_command, show};
 use crate::launch::{self, Environment};
 use crate::library::{self, Library};
 use crate::options::VERSION;
+use crate::show::shell_word;
 use crate::{addresses, hidden, log, trace};
 use netacc_control::config::{Config, DEFAULT_FILE, ENV_FILE, Key, Origin, Origins};
 use netacc_control::stats::Path as WayOn;
@@ -39,13 +42,23 @@ pub fn library(environment: &Environment, findings: &mut Findings) -> Option<Lib
     let named = environment.get(library::ENV_LIBRARY);
     match library::find(named, this_program.as_deref()) {
         Err(missing) => {
-            let remedy =
-                "make install, or name it: export NETACC_LIB=/path/to/libnetacc-preload.so";
+            let remedy = match library::find(None, this_program.as_deref()) {
+                Ok(other) if named.is_some() => {
+                    let said = format!("take {}, which these tools would", other.path.display());
+                    mend(said, format!("unset {}", library::ENV_LIBRARY))
+                }
+                _ => show(
+                    "install it, as the package netacc-preload or with make install, or name its \
+                     file in NETACC_LIB",
+                    format!("find / -xdev -name {} 2>/dev/null", library::FILE_NAME),
+                ),
+            };
             findings.problem("library", missing.to_string(), remedy);
             None
         }
         Ok(library) => {
             let file = library.path.display();
+            let named = named.filter(|named| !named.is_empty());
             match version(&library.path) {
                 Some(version) if version == VERSION => {
                     findings.ok("library", format!("{file}, version {version}"));
@@ -53,21 +66,37 @@ pub fn library(environment: &Environment, findings: &mut Findings) -> Option<Lib
                 Some(version) => findings.note(
                     "library",
                     format!("{file} has version {version}, these tools have {VERSION}"),
-                    "install both from one release: make install",
+                    other_library(named.is_some(), &library.path, "install both from one release"),
                 ),
                 None => findings.note(
                     "library",
                     format!("{file}; its version is not known: it is none that was released"),
-                    "if this is not meant: make install, and unset NETACC_LIB",
+                    other_library(
+                        named.is_some(),
+                        &library.path,
+                        "if this is not meant, take another",
+                    ),
                 ),
             }
             if let Some(why) = cannot_be_mapped(&library.path) {
-                let remedy =
-                    "put it where programs may be run from: make install PREFIX=/usr/local";
+                let word = shell_word(&library.path.to_string_lossy());
+                let to = format!("/usr/local/lib/{}", library::FILE_NAME);
+                let copy = as_root(&format!("install -D -m 644 -- {word} {to}"));
+                let name = export(library::ENV_LIBRARY, &to);
+                let said = "put it where programs may be run from";
+                let remedy = mend(said, format!("test ! -e {to} && {copy} && {name}"));
                 findings.problem("library", format!("{file}: {why}"), remedy);
             }
             Some(library)
         }
+    }
+}
+
+/// What has these tools take another library than that file.
+fn other_library(is_named: bool, file: &Path, said: &str) -> Remedy {
+    match is_named {
+        true => mend(said, format!("unset {}", library::ENV_LIBRARY)),
+        false => show(said, format!("ls -l {}", shell_word(&file.to_string_lossy()))),
     }
 }
 
@@ -100,24 +129,31 @@ pub fn config(environment: &mut Environment, findings: &mut Findings) -> Option<
         environment.get(ENV_FILE).map_or_else(|| PathBuf::from(DEFAULT_FILE), PathBuf::from);
     if fs::metadata(&named).is_ok_and(|status| !status.is_file()) {
         let found = format!("{} is not a file: it is not read here", named.display());
-        findings.problem("config", found, "export NACC_CONF=/etc/netacc.conf");
+        let remedy = match environment.get(ENV_FILE) {
+            Some(_) => mend("take the usual one", format!("unset {ENV_FILE}")),
+            None => show("put a file there", format!("ls -ld {DEFAULT_FILE}")),
+        };
+        findings.problem("config", found, remedy);
         return None;
     }
     let resolved = launch::configure(None, this_program.as_deref(), &[], environment);
     for text in unknown {
-        findings.note("environment", text, "unset it, or correct its name");
+        // (`environment: NAME: unknown, …`)
+        let name = text.split(": ").nth(1).unwrap_or_default();
+        let remedy = mend("unset it, or correct its name", format!("unset {}", shell_word(name)));
+        findings.note("environment", text, remedy);
     }
     match resolved {
         Err(mistakes) => {
             for mistake in mistakes {
                 let remedy = match mistake.strip_prefix("environment: ") {
                     Some(rest) => {
-                        let name = rest.split('=').next().unwrap_or_default();
-                        format!("unset {name}; {ABOUT_CONFIG}")
+                        let name = shell_word(rest.split('=').next().unwrap_or_default());
+                        mend(format!("unset it; {ABOUT_CONFIG}"), format!("unset {name}"))
                     }
                     None => {
-                        let file = mistake.split(": ").next().unwrap_or_default();
-                        format!("correct {file}, or delete the line; {ABOUT_CONFIG}")
+                        let said = format!("correct the line, or delete it; {ABOUT_CONFIG}");
+                        Command::Opens(edit(&named)).with(said)
                     }
                 };
                 findings.problem("config", mistake, remedy);
@@ -138,14 +174,9 @@ pub fn config(environment: &mut Environment, findings: &mut Findings) -> Option<
                 None if config.log_path.is_empty() => findings.ok("log", "none is wanted"),
                 None => findings.ok("log", format!("{} can be written", config.log_path)),
                 Some(why) => {
-                    let remedy = match origins.of(Key::LogPath) {
-                        Origin::Environment => "export NACC_LOG_PATH=/tmp/netacc-%u.log",
-                        _ => {
-                            "export NACC_LOG_PATH=/tmp/netacc-%u.log; for good: in the \
-                             configuration file"
-                        }
-                    };
-                    findings.note("log", why, remedy);
+                    let elsewhere = export(Key::LogPath.name(), "/tmp/netacc-%u.log");
+                    let said = format!("log elsewhere{}", for_good(&origins, Key::LogPath));
+                    findings.note("log", why, mend(said, elsewhere));
                 }
             }
             traces(&config, &origins, findings);
@@ -164,11 +195,26 @@ fn traces(config: &Config, origins: &Origins, findings: &mut Findings) {
         return findings.ok("trace", format!("traces are in {wanted}"));
     };
     let name = Key::TraceDir.name();
+    let said = format!("take the usual folder{}", for_good(origins, Key::TraceDir));
     let remedy = match origins.of(Key::TraceDir) {
-        Origin::Environment => format!("unset {name}; {ABOUT_CONFIG}"),
-        _ => format!("export {name}={DIRECTORY}; for good: in the configuration file"),
+        Origin::Environment => mend(said, format!("unset {name}")),
+        _ => mend(said, export(name, DIRECTORY)),
     };
     findings.note("trace", format!("{name}={wanted}: {why}: traces are in {DIRECTORY}"), remedy);
+}
+
+/// Where else a parameter is changed than in this shell.
+fn for_good(origins: &Origins, key: Key) -> &'static str {
+    match origins.of(key) {
+        Origin::Environment => "",
+        _ => "; for good: in the configuration file",
+    }
+}
+
+/// A value that is in effect for what is started from this shell.
+pub fn put(key: Key, value: &str) -> Remedy {
+    let name = key.name();
+    mend(format!("start programs with {name}={value}"), export(name, value))
 }
 
 /// The file that its rules come from.
@@ -184,7 +230,7 @@ pub fn effect(config: &Config, end: &str, findings: &mut Findings) {
         findings.problem(
             "config",
             format!("{end}NACC_ENABLE_RDMA_DEFAULT=0 turns acceleration off"),
-            "export NACC_ENABLE_RDMA_DEFAULT=1",
+            put(Key::AccelerateByDefault, "1"),
         );
     }
     let percent = config.accelerate_percent;
@@ -193,12 +239,12 @@ pub fn effect(config: &Config, end: &str, findings: &mut Findings) {
         0 => findings.problem(
             "config",
             format!("{end}NACC_CONNECT_RDMA_PERCENT=0 leaves every new connection on TCP"),
-            "export NACC_CONNECT_RDMA_PERCENT=100",
+            put(Key::AcceleratePercent, "100"),
         ),
         _ => findings.note(
             "config",
             format!("{end}NACC_CONNECT_RDMA_PERCENT={percent} leaves the others on TCP"),
-            "export NACC_CONNECT_RDMA_PERCENT=100",
+            put(Key::AcceleratePercent, "100"),
         ),
     }
     let paths = config.paths;
@@ -209,7 +255,7 @@ pub fn effect(config: &Config, end: &str, findings: &mut Findings) {
         (false, false) if !has_utcp => findings.problem(
             "config",
             format!("{end}NACC_PATHS={paths} leaves every connection on TCP"),
-            "export NACC_PATHS=shm,rdma",
+            put(Key::Paths, "shm,rdma"),
         ),
         _ => {
             let which = match (has_shm, has_utcp) {
@@ -221,10 +267,7 @@ pub fn effect(config: &Config, end: &str, findings: &mut Findings) {
             findings.note(
                 "config",
                 format!("{end}NACC_PATHS={paths} leaves {which}"),
-                match has_utcp {
-                    true => "export NACC_PATHS=shm,rdma,utcp",
-                    false => "export NACC_PATHS=shm,rdma",
-                },
+                put(Key::Paths, if has_utcp { "shm,rdma,utcp" } else { "shm,rdma" }),
             );
         }
     }
@@ -241,7 +284,7 @@ fn utcp(directory: &str, release: &str, findings: &mut Findings) {
         findings.problem(
             "utcp",
             format!("Linux {release} cannot steer packets past its TCP (tcx)"),
-            "Linux 6.6 or later; until then: export NACC_PATHS=shm,rdma",
+            mend("do without it until Linux 6.6 runs", export(Key::Paths.name(), "shm,rdma")),
         );
     }
     let Ok(status) = Status::of(directory) else { return };
@@ -259,13 +302,32 @@ fn utcp(directory: &str, release: &str, findings: &mut Findings) {
         [] => findings.ok("utcp", "TCP in user space may be used (experimental)"),
         names => findings.problem(
             "utcp",
-            format!("TCP in user space needs {}, which what is started here has not", names.join(", ")),
-            "sudo setpriv --reuid=$(id -u) --regid=$(id -g) --init-groups \
-             --inh-caps=+net_admin,+net_raw,+bpf --ambient-caps=+net_admin,+net_raw,+bpf netacc_run \
-             --paths utcp …; of a service: AmbientCapabilities=CAP_NET_ADMIN CAP_NET_RAW CAP_BPF; \
-             think first: docs/manual/utcp.md",
+            format!(
+                "TCP in user space needs {}, which what is started here has not",
+                names.join(", ")
+            ),
+            with_capabilities(&status),
         ),
     }
+}
+
+/// A shell with the capabilities that the path utcp needs, of this user's.
+fn with_capabilities(status: &Status) -> Remedy {
+    let said = "give them to what is started; of a service: AmbientCapabilities=CAP_NET_ADMIN \
+                CAP_NET_RAW CAP_BPF in its unit; docs/manual/utcp.md says what that means";
+    let ids = (status.uid(), rustix::process::getegid().as_raw());
+    let (Some(uid @ 1..), gid) = ids else {
+        let why = "root has them, unless a container, or what else started this, takes them away";
+        return no_command(said, why);
+    };
+    const CAPABILITIES: &str = "+net_admin,+net_raw,+bpf";
+    mend(
+        said,
+        format!(
+            "sudo setpriv --reuid={uid} --regid={gid} --init-groups --inh-caps={CAPABILITIES} \
+             --ambient-caps={CAPABILITIES} \"${{SHELL:-/bin/sh}}\""
+        ),
+    )
 }
 
 /// What the kernel has of what the library uses.
@@ -276,7 +338,10 @@ fn kernel(findings: &mut Findings) {
         Err(error) => findings.problem(
             "memfd",
             format!("memfd_create: {}", said(error)),
-            "sysctl -w vm.memfd_noexec=0; or allow memfd_create in the seccomp filter",
+            match look::number("/proc/sys/vm/memfd_noexec") {
+                Some(2..) => memfd_allowed(),
+                _ => filtered("let the seccomp filter pass memfd_create"),
+            },
         ),
     }
     match addresses::kernel_answers() {
@@ -288,9 +353,28 @@ fn kernel(findings: &mut Findings) {
                  user",
                 said(error)
             ),
-            "modprobe -a tcp_diag inet_diag; AF_NETLINK in RestrictAddressFamilies= of the unit",
+            match is_filtered() {
+                true => filtered("let it pass AF_NETLINK (RestrictAddressFamilies= of a unit)"),
+                false => mend("load the modules", as_root("modprobe -a tcp_diag inet_diag")),
+            },
         ),
     }
+}
+
+/// What lets memory be shared again.
+fn memfd_allowed() -> Remedy {
+    mend("let memory be shared", as_root("sysctl -w vm.memfd_noexec=1"))
+}
+
+/// Whether a filter of system calls is in force here.
+fn is_filtered() -> bool {
+    let status = Status::of("/proc/self").ok();
+    status.and_then(|status| status.seccomp()).is_some_and(|mode| mode != 0)
+}
+
+/// What only a filter can keep from working.
+pub fn filtered(said: &str) -> Remedy {
+    no_command(said, "the filter was set up by what has started this, and cannot be taken off")
 }
 
 /// What a kernel of that release can do.
@@ -300,16 +384,18 @@ fn release(release: &str, findings: &mut Findings) {
         Some(version) if version < (5, 9) => findings.problem(
             "kernel",
             format!("Linux {release} lacks calls that the library needs (close_range)"),
-            "Linux 5.9 or later; 5.12 for RDMA; what runs: uname -r",
+            no_command("start Linux 5.9 or later; 5.12 for RDMA", OF_BOOT),
         ),
         Some(version) if version < (5, 12) => findings.note(
             "kernel",
             format!("Linux {release} will do within a host; RDMA needs 5.12"),
-            "Linux 5.12 or later; what runs: uname -r",
+            no_command("start Linux 5.12 or later", OF_BOOT),
         ),
         _ => findings.ok("kernel", format!("Linux {release} on {machine}")),
     }
 }
+
+const OF_BOOT: &str = "a host gets its kernel when it is started";
 
 fn said(error: Errno) -> String {
     std::io::Error::from(error).to_string()
@@ -321,6 +407,22 @@ fn number_of(release: &str) -> Option<(u32, u32)> {
     Some((numbers.next()?.parse().ok()?, numbers.next()?.parse().ok()?))
 }
 
+/// By which names a limit goes: in /proc, of prlimit(1), of a shell's ulimit, in a unit.
+#[derive(Debug, Clone, Copy)]
+struct LimitOf {
+    name: &'static str,
+    resource: &'static str,
+    letter: char,
+    unit: &'static str,
+}
+
+const FILES: LimitOf =
+    LimitOf { name: "Max open files", resource: "nofile", letter: 'n', unit: "LimitNOFILE" };
+const SPACE: LimitOf =
+    LimitOf { name: "Max address space", resource: "as", letter: 'v', unit: "LimitAS" };
+const LOCKED: LimitOf =
+    LimitOf { name: "Max locked memory", resource: "memlock", letter: 'l', unit: "LimitMEMLOCK" };
+
 /// The limits of a process under that directory of `/proc`.
 pub fn limits(directory: &str, has_rdma: bool, findings: &mut Findings) {
     let (Some(limits), Ok(status)) =
@@ -328,13 +430,17 @@ pub fn limits(directory: &str, has_rdma: bool, findings: &mut Findings) {
     else {
         return;
     };
-    let is_self = directory == "/proc/self";
     let pid = directory.trim_start_matches("/proc/");
-    let raise = |resource: &str, value: &str, shell: &str, unit: &str| match is_self {
-        true => format!("{shell}; of a service: {unit}"),
-        false => format!("prlimit --pid {pid} --{resource}={value}; for good: {unit} in the unit"),
+    let raise = |of: LimitOf, value: &str| {
+        let infinite = value.replace("unlimited", "infinity");
+        let said = format!("raise the limit; for a service: {}={infinite} in its unit", of.unit);
+        let to = (of.resource, of.letter);
+        match pid.parse() {
+            Ok(pid) => raise(pid, of.name, of.resource, value).with(said),
+            Err(_) => raise_here(of.name, to, value).with(said),
+        }
     };
-    if let Some(files) = look::limit(&limits, "Max open files") {
+    if let Some(files) = look::limit(&limits, FILES.name) {
         let used = fs::read_dir(format!("{directory}/fd")).map(|all| all.count() as u64);
         let now = files.now.map_or_else(|| String::from("unlimited"), |n| n.to_string());
         let are_open = match &used {
@@ -344,10 +450,10 @@ pub fn limits(directory: &str, has_rdma: bool, findings: &mut Findings) {
         let text = format!("{now} open files are allowed, {are_open}");
         // A peer process takes a few, each accelerated connection none.
         const ROOM: u64 = 32;
-        let remedy = || raise("nofile", "65536", "ulimit -n 65536", "LimitNOFILE=65536");
+        let remedy = || raise(FILES, "65536");
         match files.now {
             _ if used.is_err() => {
-                findings.note("nofile", text, format!("sudo netacc doctor {pid}"));
+                findings.note("nofile", text, show("look as root", look_closer(pid)));
             }
             Some(most) if most < used.as_ref().unwrap_or(&0).saturating_add(ROOM) => {
                 findings.problem("nofile", text, remedy());
@@ -356,18 +462,17 @@ pub fn limits(directory: &str, has_rdma: bool, findings: &mut Findings) {
             _ => findings.ok("nofile", text),
         }
     }
-    if let Some(space) = look::limit(&limits, "Max address space").and_then(|limit| limit.now) {
+    if let Some(space) = look::limit(&limits, SPACE.name).and_then(|limit| limit.now) {
         const SMALL: u64 = 4 << 30;
         let text = format!("the address space is limited to {} MiB", space >> 20);
         match space < SMALL {
             true => {
-                let to = "ulimit -v unlimited";
-                findings.note("as", text, raise("as", "unlimited", to, "LimitAS=infinity"));
+                findings.note("as", text, raise(SPACE, "unlimited"));
             }
             false => findings.ok("as", text),
         }
     }
-    if let Some(locked) = look::limit(&limits, "Max locked memory") {
+    if let Some(locked) = look::limit(&limits, LOCKED.name) {
         memlock(locked.now, &status, has_rdma, raise, findings);
     }
 }
@@ -376,14 +481,14 @@ fn memlock(
     now: Option<u64>,
     status: &Status,
     has_rdma: bool,
-    raise: impl Fn(&str, &str, &str, &str) -> String,
+    raise: impl Fn(LimitOf, &str) -> Remedy,
     findings: &mut Findings,
 ) {
     // With default sizes: two rings, and the first region of a peer.
     const LITTLE: u64 = 2 << 20;
     const ENOUGH: u64 = 64 << 20;
     let text = format!("{} may be locked", look::kib(now));
-    let remedy = || raise("memlock", "unlimited", "ulimit -l unlimited", "LimitMEMLOCK=infinity");
+    let remedy = || raise(LOCKED, "unlimited");
     match now {
         _ if status.has_capability(look::CAP_IPC_LOCK) => {
             findings.ok("memlock", format!("{text}; CAP_IPC_LOCK overrides it"));
@@ -408,15 +513,14 @@ pub fn confinement(findings: &mut Findings) {
             "seccomp",
             "a filter is in force here, and what is started here inherits it; what it refuses does \
              not show from outside",
-            "allow what the manual (install.md, SystemCallFilter=) lists; then look at the \
-             process: netacc doctor PID",
+            filtered("let it pass what the manual (install.md, SystemCallFilter=) lists"),
         ),
     }
     if let Some(hides) = hidden::hides() {
         findings.note(
             "hidepid",
             format!("/proc is mounted with {hides}: processes of other users do not show"),
-            "sudo netacc doctor …",
+            show("look as root", as_root(&netacc("ps"))),
         );
     }
 }
@@ -431,7 +535,7 @@ fn sysctls(directory: &Path, has_rdma: bool, findings: &mut Findings) {
         && value >= 2
     {
         let found = format!("vm.memfd_noexec={value}: the library cannot make its statistics");
-        findings.problem("sysctl", found, "sysctl -w vm.memfd_noexec=1");
+        findings.problem("sysctl", found, memfd_allowed());
     }
     if let Some(value) = number("net/ipv4/tcp_timestamps") {
         match value {
@@ -442,7 +546,7 @@ fn sysctls(directory: &Path, has_rdma: bool, findings: &mut Findings) {
                     "net.ipv4.tcp_timestamps is {value}: between hosts nobody can prove that it \
                      has made a connection"
                 ),
-                "sysctl -w net.ipv4.tcp_timestamps=1",
+                mend("turn them on", as_root("sysctl -w net.ipv4.tcp_timestamps=1")),
             ),
         }
     }

@@ -39,6 +39,18 @@ pub fn complaints(command: &mut Command, limit: Duration) -> Option<String> {
     command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::piped());
     let mut child = command.spawn().ok()?;
     let pipe = child.stderr.take()?;
+    written(child, pipe, limit)
+}
+
+/// What a program writes to its standard output, if it ends in time.
+pub fn answer(command: &mut Command, limit: Duration) -> Option<String> {
+    command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::null());
+    let mut child = command.spawn().ok()?;
+    let pipe = child.stdout.take()?;
+    written(child, pipe, limit)
+}
+
+fn written(mut child: Child, pipe: impl Read + Send + 'static, limit: Duration) -> Option<String> {
     let reader = std::thread::Builder::new().spawn(move || {
         let mut bytes = Vec::new();
         let _ = pipe.take(1 << 16).read_to_end(&mut bytes);
@@ -104,6 +116,8 @@ pub const CAP_NET_RAW: u32 = 13;
 pub const CAP_BPF: u32 = 39;
 /// As that.
 pub const CAP_SYS_ADMIN: u32 = 21;
+/// Raises hard limits.
+pub const CAP_SYS_RESOURCE: u32 = 24;
 /// Overrides the limit of locked memory.
 pub const CAP_IPC_LOCK: u32 = 14;
 

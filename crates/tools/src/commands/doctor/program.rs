@@ -1,6 +1,8 @@
 //! A program that has not been started: would the library serve it?
 
+use super::commands::{as_owner, by_path, edit, in_place, look_closer, netacc, tool};
 use super::finding::Findings;
+use super::remedy::{Command, Remedy, mend, no_command, show};
 use super::{host, look, rdma, rules};
 use crate::command::{self, Broken, Named, NoStart, Obstacle, Verdict};
 use crate::elf::{Elf, Target};
@@ -11,7 +13,6 @@ use netacc_control::config::Program;
 use std::ffi::{OsStr, OsString};
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
-use std::process::Command;
 use std::time::Duration;
 
 /// Looks at a command as `netacc_run` would.
@@ -28,8 +29,8 @@ pub fn look(words: &[OsString], findings: &mut Findings) {
         let file = program.display();
         let found = format!("{file} is not a file that can be run");
         let remedy = match program.is_dir() {
-            true => format!("name a program in it: ls -l {file}"),
-            false => format!("name a program: ls -ld {file}"),
+            true => show("name a program in it", format!("ls -l {}", word(&program))),
+            false => show("name a program", format!("ls -ld {}", word(&program))),
         };
         findings.blind("program", found, remedy);
         return;
@@ -54,26 +55,39 @@ pub fn look(words: &[OsString], findings: &mut Findings) {
     host::confinement(findings);
 }
 
+fn word(file: &Path) -> String {
+    shell_word(&file.to_string_lossy())
+}
+
 /// What is said of a word that names no command, and what may be meant instead.
-fn not_found(name: &str) -> (String, String) {
+fn not_found(name: &str) -> (String, Remedy) {
     let words: Vec<&str> = name.split_ascii_whitespace().collect();
     if words.len() > 1 {
         let found = format!("{name}: command not found; it is one word with blanks");
-        let words = words.join(" ");
-        let remedy = format!("a command and its arguments are words each: netacc doctor {words}");
-        return (found, remedy);
+        let words: Vec<String> = words.into_iter().map(shell_word).collect();
+        let meant = netacc(&format!("doctor {}", words.join(" ")));
+        return (found, mend("a command and its arguments are words each", meant));
     }
     if let Some((host, service)) = place(name) {
         let found = format!("{name}: command not found; and in a place the port is a number");
         let port = service_port(&look::file("/etc/services").unwrap_or_default(), service);
-        let port = port.map_or_else(|| String::from("PORT"), |port| port.to_string());
-        return (found, format!("netacc doctor {host}:{port}"));
+        let said = "name the port by its number";
+        let remedy = match port {
+            Some(port) => {
+                let place = shell_word(&format!("{host}:{port}"));
+                mend(said, netacc(&format!("doctor {place}")))
+            }
+            None => no_command(said, format!("/etc/services has no {service} over TCP")),
+        };
+        return (found, remedy);
     }
     if name.contains('/') {
-        let folder = Path::new(name).parent().unwrap_or(Path::new("/")).display();
-        return (format!("{name}: no such file"), format!("ls -l {folder}"));
+        let folder = Path::new(name).parent().unwrap_or(Path::new("/"));
+        let remedy = show("name a file that there is", format!("ls -l {}", word(folder)));
+        return (format!("{name}: no such file"), remedy);
     }
-    (format!("{name}: command not found"), format!("command -v {name}; name it by its path"))
+    let elsewhere = format!("whereis -b {}", shell_word(name));
+    (format!("{name}: command not found"), show("install it, or name it by its path", elsewhere))
 }
 
 /// A host, and a service by its name.
@@ -115,38 +129,63 @@ fn is_startable(
 }
 
 /// What mends what a program cannot be started for.
-fn mended(no_start: &NoStart) -> String {
-    let file = no_start.file.display();
+fn mended(no_start: &NoStart) -> Remedy {
+    let (name, file) = (no_start.file.display(), word(&no_start.file));
     match (&no_start.what, &no_start.named_by) {
         (Broken::Missing, Some(Named::FirstLine(script) | Named::Env(script)))
             if no_start.has_carriage_return() =>
         {
-            format!("sed -i '1s/\\r$//' {}", script.display())
+            let end = format!("sed -i --follow-symlinks '1s/\\r$//' -- {}", word(script));
+            mend("end the line as Unix does", in_place(script, &end))
         }
-        (Broken::Missing, Some(Named::FirstLine(script))) => format!(
-            "install what has {file}, or name another interpreter: sed -i '1s|.*|#!/usr/bin/env \
-             INTERPRETER|' {}",
-            script.display()
+        (Broken::Missing, Some(Named::FirstLine(script))) => interpreter(&no_start.file, script),
+        (Broken::Missing, Some(Named::Env(script))) => show(
+            format!(
+                "install what has {name}, or put its directory into PATH; options of an \
+                 interpreter take env -S"
+            ),
+            format!("head -n 1 {}", word(script)),
         ),
-        (Broken::Missing, Some(Named::Env(script))) => format!(
-            "install what has {file}, or put its directory into PATH; options of an interpreter \
-             take env -S: head -n 1 {}",
-            script.display()
+        (Broken::Missing, Some(Named::Program(_))) => no_command(
+            format!(
+                "install the program built for this system's GNU C library, or what has {name}"
+            ),
+            "which dynamic loader a program asks for is settled where it is built",
         ),
-        (Broken::Missing, Some(Named::Program(program))) => format!(
-            "install the program built for this system's GNU C library, or what has {file}; what \
-             was it built for? file {}",
-            program.display()
-        ),
-        (Broken::Missing | Broken::NotAFile, _) => format!("ls -ld {file}"),
-        (Broken::NoExecuteBit, _) => format!("chmod +x {file}"),
-        (Broken::NotExecutable, _) => {
-            format!("look at its mode and its mount: ls -l {file}; findmnt -T {file}")
+        (Broken::Missing | Broken::NotAFile, _) => {
+            show("put the program there", format!("ls -ld {file}"))
         }
+        (Broken::NoExecuteBit, _) => {
+            mend("give it one", as_owner(&no_start.file, &format!("chmod +x {file}")))
+        }
+        (Broken::NotExecutable, _) => show(
+            "look at its mode and at the options of its mount",
+            format!("ls -l {file}; findmnt -T {file}"),
+        ),
         (Broken::Damaged | Broken::CutOff { .. } | Broken::NotAProgram, _) => {
-            format!("install or copy it again; what is it? file {file}; readelf -hl {file}")
+            show("install or copy it again", format!("ls -l {file}; od -A d -t x1z -N 64 {file}"))
         }
-        (Broken::Loop, _) => format!("head -n 1 {file}"),
+        (Broken::Loop, _) => show("name another interpreter", format!("head -n 1 {file}")),
+    }
+}
+
+/// An interpreter that is not where a script has it: it may be elsewhere.
+fn interpreter(missing: &Path, script: &Path) -> Remedy {
+    let (name, script_word) = (missing.display(), word(script));
+    let special = ['|', '\\', '&', '\'', '\n', '*', '[', '^', '$'];
+    let is_plain = |text: &str| !text.contains(special);
+    let other = missing.file_name().and_then(|name| by_path(&name.to_string_lossy()));
+    match other {
+        Some(other) if is_plain(&name.to_string()) && is_plain(&other.to_string_lossy()) => {
+            // (A pattern's own characters are none here: `.` is itself, too.)
+            let other = other.display();
+            let line = format!("sed -i --follow-symlinks '1s|{name}|{other}|' -- {script_word}");
+            mend(format!("name {other}, which there is"), in_place(script, &line))
+        }
+        _ => show(
+            format!("install what has {name}, or name another interpreter"),
+            format!("head -n 1 {script_word}"),
+        ),
     }
 }
 
@@ -170,7 +209,7 @@ pub fn obstacle(
                         "{} cannot be read, or what runs it: what it is does not show",
                         program.display()
                     ),
-                    format!("sudo netacc doctor {}", program.display()),
+                    show("look as root", look_closer(&word(program))),
                 );
                 return false;
             };
@@ -185,38 +224,47 @@ pub fn obstacle(
     }
 }
 
-fn remedy(verdict: &Verdict) -> String {
-    let file = shell_word(&verdict.program.to_string_lossy());
+fn remedy(verdict: &Verdict) -> Remedy {
+    const BUILT: &str = "what a program is built for is settled where it is built";
+    let file = word(&verdict.program);
     match &verdict.obstacle {
-        Obstacle::Static => format!(
-            "link it dynamically: build it without -static, or install a package that is linked \
-             so; check with: file {file}"
+        Obstacle::Static => no_command(
+            "link it dynamically: build it without -static, or install a package that is linked so",
+            "the program must be linked dynamically",
         ),
-        Obstacle::Go { .. } => String::from(
-            "none within the program; put a proxy that is linked dynamically (haproxy, nginx) \
-             before it, and accelerate that one: netacc_run haproxy …",
+        Obstacle::Go { .. } => no_command(
+            "put a proxy that is linked dynamically (haproxy, nginx) before it, and accelerate \
+             that one",
+            "nothing that is preloaded sees what a Go program does",
         ),
-        Obstacle::Privileged("has file capabilities") => format!(
-            "setcap -r {file}; give the capabilities to the service (AmbientCapabilities= in its \
-             unit), which the dynamic loader does not mind"
+        Obstacle::Privileged("has file capabilities") => show(
+            "give them to the service (AmbientCapabilities= in its unit), which the dynamic loader \
+             does not mind, and take them from the file (setcap -r)",
+            format!("ls -l -- {file}; getcap {file}"),
         ),
-        Obstacle::Privileged(_) => format!(
-            "start it as the user that it becomes (sudo -u, User= in its unit), from a copy \
-             without the bit: cp --no-preserve=mode {file} COPY; chmod 755 COPY"
-        ),
-        Obstacle::OtherTarget { library, .. } => {
-            format!(
-                "install the program for {library}, or build netacc for the program's machine; \
-                 check with: file {file}"
+        Obstacle::Privileged(_) => {
+            let name = verdict.program.file_name().unwrap_or_default().to_string_lossy();
+            let to = shell_word(&name);
+            mend(
+                "make a copy without the bit, and start that as the user that it becomes (sudo \
+                 -u, User= in its unit)",
+                format!(
+                    "test ! -e \"$HOME\"/bin/{to} && install -D -m 755 -- {file} \
+                     \"$HOME\"/bin/{to}"
+                ),
             )
         }
-        Obstacle::OtherLibc(_) => format!(
+        Obstacle::OtherTarget { library, .. } => no_command(
+            format!("install the program for {library}, or build netacc for the program's machine"),
+            BUILT,
+        ),
+        Obstacle::OtherLibc(_) => no_command(
             "install the program built for the GNU C library (in a container: an image of Debian, \
-             Ubuntu or Fedora instead of Alpine); check with: file {file}"
+             Ubuntu or Fedora instead of Alpine)",
+            BUILT,
         ),
-        Obstacle::DropsPreload => format!(
-            "have its first line leave LD_PRELOAD alone (no -i, no -u LD_PRELOAD): head -n 1 {file}"
-        ),
+        Obstacle::DropsPreload => Command::Opens(edit(&verdict.program))
+            .with("have its first line leave LD_PRELOAD alone (no -i, no -u LD_PRELOAD)"),
     }
 }
 
@@ -228,25 +276,35 @@ fn loader(program: &Path, path: Option<&OsStr>, preload: &OsStr, findings: &mut 
         findings.note(
             "loader",
             format!("{} is not the system's, and was not asked", loader.display()),
-            "netacc_run itself says what it sees",
+            show("have it belong to root, and be writable for nobody else", {
+                format!("ls -lL {}", word(&loader))
+            }),
         );
         return;
     }
     for complaint in complaints(&program, &loader, preload) {
-        findings.problem(
-            "preload",
-            complaint,
-            "unset LD_PRELOAD, or mend it: the file that it names has to exist, to be readable for the program's user, \
-             for its machine, and for no newer C library than its own",
-        );
+        findings.problem("preload", complaint, preloadable(preload));
     }
     for found in raw::find(&program, loader.as_os_str()) {
         findings.note(
             "system-calls",
             launch::describe_raw(&found),
-            "if its connections say waits-unseen (netacc_ss --reason waits-unseen): turn off what \
-             makes these calls (io_uring, an event loop of its own), or use a build on libc's",
+            show(
+                "if its connections say waits-unseen: turn off what makes these calls (io_uring, \
+                 an event loop of its own), or use a build on libc's",
+                format!("{} --reason waits-unseen", tool("netacc_ss")),
+            ),
         );
+    }
+}
+
+/// What has the dynamic loader load what LD_PRELOAD names. `preload`: with the library in front.
+fn preloadable(preload: &OsStr) -> Remedy {
+    let said = "the file that it names has to exist, to be readable for the program's user, for \
+                its machine, and for no newer C library than its own";
+    match Environment::inherited().get("LD_PRELOAD").is_some_and(|value| !value.is_empty()) {
+        true => mend(format!("do without LD_PRELOAD, or mend it: {said}"), "unset LD_PRELOAD"),
+        false => show(said, format!("ls -lL {}", shell_word(&preload.to_string_lossy()))),
     }
 }
 
@@ -283,7 +341,7 @@ fn is_of_the_system(loader: &Path) -> bool {
 /// What the dynamic loader cannot preload, by its own word.
 fn complaints(program: &Path, loader: &Path, preload: &OsStr) -> Vec<String> {
     let Ok(program) = program.canonicalize() else { return Vec::new() };
-    let mut command = Command::new(loader);
+    let mut command = std::process::Command::new(loader);
     command.arg("--list").arg(program).env("LD_PRELOAD", preload);
     let said = look::complaints(&mut command, Duration::from_secs(5)).unwrap_or_default();
     said.lines()
@@ -300,31 +358,51 @@ mod tests {
     fn every_obstacle_has_a_remedy_of_its_own() {
         let target = this_machine().unwrap();
         let all = [
-            (Obstacle::Static, "link it dynamically"),
-            (Obstacle::Go { dynamic: true }, "put a proxy"),
-            (Obstacle::Privileged("has file capabilities"), "setcap -r /bin/x"),
-            (Obstacle::Privileged("is set-user-ID"), "cp --no-preserve=mode /bin/x"),
-            (Obstacle::OtherTarget { program: target, library: target }, "install the program for"),
-            (Obstacle::OtherLibc(String::from("/lib/ld-musl-x86_64.so.1")), "instead of Alpine"),
-            (Obstacle::DropsPreload, "no -i, no -u LD_PRELOAD"),
+            (Obstacle::Static, "link it dynamically", ""),
+            (Obstacle::Go { dynamic: true }, "put a proxy", ""),
+            (
+                Obstacle::Privileged("has file capabilities"),
+                "take them from the file",
+                "getcap '/bin/x y'",
+            ),
+            (
+                Obstacle::Privileged("is set-user-ID"),
+                "make a copy",
+                "install -D -m 755 -- '/bin/x y' \"$HOME\"/bin/'x y'",
+            ),
+            (
+                Obstacle::OtherTarget { program: target, library: target },
+                "install the program for",
+                "",
+            ),
+            (
+                Obstacle::OtherLibc(String::from("/lib/ld-musl-x86_64.so.1")),
+                "instead of Alpine",
+                "",
+            ),
+            (Obstacle::DropsPreload, "no -i, no -u LD_PRELOAD", " '/bin/x y'"),
         ];
-        for (obstacle, text) in all {
-            let verdict = Verdict { program: PathBuf::from("/bin/x"), obstacle };
-            assert!(remedy(&verdict).contains(text), "{text}: {}", remedy(&verdict));
+        for (obstacle, text, line) in all {
+            let verdict = Verdict { program: PathBuf::from("/bin/x y"), obstacle };
+            let remedy = remedy(&verdict);
+            assert!(remedy.text.contains(text), "{text}: {remedy:?}");
+            assert!(remedy.command.line().unwrap_or_default().ends_with(line), "{remedy:?}");
+            assert_eq!(remedy.command.line().is_none(), line.is_empty(), "{remedy:?}");
         }
     }
 
     #[test]
     fn what_is_no_command_is_told_by_what_it_may_be() {
-        for (name, found, remedy) in [
-            ("./st extra", "one word with blanks", "netacc doctor ./st extra"),
-            ("localhost:no-such", "the port is a number", "netacc doctor localhost:PORT"),
-            ("std::sort", "std::sort: command not found", "command -v std::sort;"),
-            ("/nowhere/st", "/nowhere/st: no such file", "ls -l /nowhere"),
-            ("st", "st: command not found", "command -v st; name it by its path"),
+        for (name, found, line) in [
+            ("./st $extra", "one word with blanks", Some("netacc doctor ./st '$extra'")),
+            ("localhost:no-such", "the port is a number", None),
+            ("std::sort", "std::sort: command not found", Some("whereis -b std::sort")),
+            ("/nowhere$/st", "/nowhere$/st: no such file", Some("ls -l '/nowhere$'")),
+            ("st", "st: command not found", Some("whereis -b st")),
         ] {
-            let said = not_found(name);
-            assert!(said.0.contains(found) && said.1.contains(remedy), "{name}: {said:?}");
+            let (said, remedy) = not_found(name);
+            assert!(said.contains(found), "{name}: {said:?}");
+            assert_eq!(remedy.command.line(), line, "{name}");
         }
         let services = "# a\nhttp\t80/tcp  www # web\ndomain 53/udp\ndomain 53/tcp\n";
         for (name, port) in

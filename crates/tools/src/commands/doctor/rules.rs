@@ -1,12 +1,12 @@
 //! Which rule of `netacc.conf` holds: for the connections of a process, for a program that is to be
 //! started, for a connection that is not there yet.
 
+use super::commands::{edit, edit_of, list_of, netacc};
 use super::connection::{listening_ports, serve_within};
 use super::finding::Findings;
 use super::look::Status;
-use super::remedies::RUN;
+use super::remedy::{Command, Remedy, show};
 use crate::segment::Process;
-use crate::show::shell_word;
 use netacc_control::config::{
     DEFAULT_FILE, Direction, Paths, Program, Rule, Subject, file_of, rendered_rules,
 };
@@ -15,18 +15,23 @@ use std::net::{IpAddr, SocketAddr};
 use std::path::Path;
 
 /// What mends a rule of what is started here. `file`: where its configuration is.
-fn correct(file: &Path) -> String {
-    format!("if that was not meant: sudoedit {}", shell_word(&file.to_string_lossy()))
+pub fn correct(file: &Path) -> Remedy {
+    Command::Opens(edit(file)).with(NOT_MEANT)
 }
 
+const NOT_MEANT: &str = "correct the rule, if that was not meant";
+
 /// What mends a rule of a process: it takes its rules again, unless it takes no requests.
-pub fn correct_of(process: &Process) -> String {
-    let file = file_of_process(process);
-    let again = match process.header.requests {
-        Some(_) => format!("netacc cfg reload -p {}", process.pid),
-        None => String::from("start the program again"),
-    };
-    format!("{}, and {again}", correct(Path::new(file)))
+pub fn correct_of(process: &Process) -> Remedy {
+    let command = edit_of(process.pid, file_of_process(process));
+    match (command, process.header.requests) {
+        (Command::Opens(open), Some(_)) => {
+            let again = netacc(&format!("cfg reload -p {}", process.pid));
+            Command::Opens(format!("{open} && {again}")).with(NOT_MEANT)
+        }
+        (command, Some(_)) => command.with(format!("{NOT_MEANT}, and have it reloaded")),
+        (command, None) => command.with(format!("{NOT_MEANT}, and start the program again")),
+    }
 }
 
 /// The file that a process has its rules from.
@@ -35,14 +40,20 @@ fn file_of_process(process: &Process) -> &str {
 }
 
 /// What lets its library read that.
-fn let_read(process: &Process) -> String {
-    let file = shell_word(file_of_process(process));
-    format!("{} {RUN}ls -l {file}", Reason::ConfigUnreadable.remedy())
+fn let_read(process: &Process) -> Remedy {
+    let file = file_of_process(process);
+    readable(file, process.pid).with(Reason::ConfigUnreadable.remedy())
+}
+
+/// What is in the way of reading a file. (Who may read it is its owner's to say, and which file it
+/// is the process's.)
+pub fn readable(file: &str, pid: u32) -> Command {
+    Command::Shows(format!("{}; prlimit --pid {pid} --nofile", list_of(pid, file)))
 }
 
 /// Where all of its rules are.
-fn whole(process: &Process) -> String {
-    format!("look at the file: cat {}", shell_word(file_of_process(process)))
+fn whole(process: &Process) -> Remedy {
+    show("look at the file", list_of(process.pid, file_of_process(process)))
 }
 
 /// What a rule does, in words.

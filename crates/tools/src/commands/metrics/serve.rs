@@ -23,6 +23,8 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 const REQUEST_MAX: usize = 8192;
+/// unix(7), `sun_path`: 108 bytes, with a NUL.
+const UNIX_PATH_MAX: usize = 107;
 const VISITORS_MAX: usize = 16;
 /// So many more, for a moment each, are told that there are too many.
 const TURNED_AWAY_MAX: usize = 16;
@@ -48,7 +50,12 @@ impl Place {
     /// `unix:PATH`, `ADDRESS:PORT` of loopback, or a port of 127.0.0.1.
     pub fn parse(word: &str) -> Result<Place, String> {
         if let Some(path) = word.strip_prefix("unix:").filter(|path| !path.is_empty()) {
-            return Ok(Place::Unix(PathBuf::from(path)));
+            return match path.len() {
+                0..=UNIX_PATH_MAX => Ok(Place::Unix(PathBuf::from(path))),
+                length => Err(format!(
+                    "the path of a unix socket has {UNIX_PATH_MAX} bytes at most, this one has {length}"
+                )),
+            };
         }
         let port = word.parse::<u16>().map(|port| SocketAddr::from(([127, 0, 0, 1], port)));
         match port.ok().or_else(|| word.parse().ok()) {
@@ -354,6 +361,18 @@ mod tests {
         for wrong in ["0.0.0.0:1", "[::]:1", "10.0.0.1:80", "unix:", "x", "", "127.0.0.1"] {
             assert!(Place::parse(wrong).is_err(), "{wrong}");
         }
+    }
+
+    #[test]
+    fn a_path_is_as_long_as_a_unix_sockets_may_be() {
+        let of = |length: usize| format!("/{}", "x".repeat(length - 1));
+        for (length, is_valid) in [(107, true), (108, false)] {
+            let path = of(length);
+            assert_eq!(std::os::unix::net::SocketAddr::from_pathname(&path).is_ok(), is_valid);
+            assert_eq!(Place::parse(&format!("unix:{path}")).is_ok(), is_valid, "{length}");
+        }
+        let says = Place::parse(&format!("unix:{}", of(200))).unwrap_err();
+        assert_eq!(says, "the path of a unix socket has 107 bytes at most, this one has 200");
     }
 
     #[test]

@@ -436,7 +436,8 @@ fn process_cells(process: &Process, [sent, received]: [String; 2]) -> Vec<String
         let open = process.header.open_by_path.get(path as usize);
         open.copied().unwrap_or(0).to_string()
     };
-    let mark = if process.is_library_replaced() { "*" } else { "" };
+    let is_old = process.is_library_replaced() || process.is_library_older();
+    let mark = if is_old { "*" } else { "" };
     let or_dash = |text: Option<String>| text.unwrap_or_else(|| String::from("-"));
     vec![
         process.pid.to_string(),

@@ -7,7 +7,7 @@ use crate::terminal;
 use crate::trace::{self, Trace, Wanted};
 use netacc_control::config::parse_rendered;
 use netacc_control::stats::Connection;
-use netacc_control::trace::{RingText, State};
+use netacc_control::trace::{RingText, State, whole};
 use std::net::SocketAddr;
 
 /// A ring may begin that much before its connection, by clocks that differ.
@@ -26,6 +26,8 @@ pub(super) struct Story {
     ring: Option<RingText>,
     /// Which one of the trace's that is.
     place: usize,
+    /// What was kept of it when it was in trouble.
+    excerpts: Vec<RingText>,
     lines: Vec<String>,
     /// Why there are no lines.
     note: String,
@@ -46,6 +48,7 @@ impl Story {
             trace: None,
             ring: None,
             place: 0,
+            excerpts: Vec::new(),
             lines: Vec::new(),
             note: String::new(),
             is_open: true,
@@ -111,13 +114,19 @@ impl Story {
     }
 
     fn tell(&mut self, trace: &Trace, ring: RingText) {
-        let was = self.lines.len();
-        self.lines = events(trace, &ring, &Wanted::default());
+        // (Most have none, and the others get few: all rings are looked through for them.)
+        if ring.excerpts as usize > self.excerpts.len() {
+            self.excerpts = trace.excerpts(&ring);
+        }
+        let rings = std::iter::once(&ring).chain(&self.excerpts).cloned().collect();
+        let all = whole(rings).into_iter().next();
+        let lines = all.map_or_else(Vec::new, |all| events(trace, &all, &Wanted::default()));
+        let was = std::mem::replace(&mut self.lines, lines);
         let before = self.ring.as_ref().map_or(0, |ring| ring.recorded);
         let more = usize::try_from(ring.recorded.saturating_sub(before)).unwrap_or(0);
         if self.up > 0 {
-            let fixed = (0u64..).zip(&ring.events).take_while(|(i, (at, ..))| i == at).count();
-            self.up = scrolled(self.up, more, [was, self.lines.len()], fixed);
+            let fixed = was.iter().zip(&self.lines).take_while(|(was, is)| was == is).count();
+            self.up = scrolled(self.up, more, [was.len(), self.lines.len()], fixed);
         }
         self.ring = Some(ring);
     }
@@ -219,6 +228,7 @@ mod tests {
             trace: None,
             ring: None,
             place: 0,
+            excerpts: Vec::new(),
             lines: (0..lines).map(|line| line.to_string()).collect(),
             note: String::from("why there is nothing"),
             is_open: true,

@@ -266,6 +266,7 @@ mod tests {
             peer,
             peer_pid: 0,
             latencies: 0,
+            excerpts: 0,
             recorded: 0,
             written: 0,
             events: kept,

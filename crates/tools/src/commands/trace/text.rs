@@ -4,7 +4,7 @@ use crate::show::{address, one_line, size};
 use crate::table::Table;
 use crate::trace::{Trace, Wanted, said as state_said};
 use crate::utc::utc;
-use netacc_control::trace::{Meaning, RingText, State};
+use netacc_control::trace::{Head, Meaning, RingText, State};
 use serde_json::{Map, Value, json};
 use std::fmt::Write as _;
 use std::ops::Range;
@@ -35,7 +35,7 @@ pub(super) fn list(traces: &[Trace], columns: Option<usize>) -> String {
             trace.state().to_owned(),
             utc(trace.head.began_unix_ns),
             last_of(trace).map_or_else(|| "-".to_owned(), utc),
-            trace.head.rings.saturating_sub(1 + trace.head.latencies).to_string(),
+            connections(&trace.head).to_string(),
             trace.head.troubles.to_string(),
             trace.head.missed.to_string(),
             size(trace.bytes),
@@ -46,6 +46,11 @@ pub(super) fn list(traces: &[Trace], columns: Option<usize>) -> String {
         [] => "no traces\n".to_owned(),
         _ => table.render(columns),
     }
+}
+
+/// How many rings are connections'.
+fn connections(head: &Head) -> usize {
+    head.rings.saturating_sub(1 + head.latencies).saturating_sub(head.excerpts)
 }
 
 /// When the last event was, nearly, by what the file begins with.
@@ -173,7 +178,10 @@ fn write_json_word(line: &mut String, word: &str) {
 fn ring_json(trace: &Trace, ring: &RingText, wanted: &Wanted) -> Value {
     let events: Vec<Value> = said(trace, ring, wanted)
         .iter()
-        .map(|s| event_json(Map::new(), trace.head.unix_ns(s.ns), s).into())
+        .map(|s| {
+            let map = Map::from_iter([("index".to_owned(), json!(s.index))]);
+            event_json(map, trace.head.unix_ns(s.ns), s).into()
+        })
         .collect();
     json!({
         "number": ring.number,
@@ -237,16 +245,17 @@ fn ring_title(ring: &RingText) -> String {
     )
 }
 
-/// Where events of a ring are missing, between its first and its last ones: the index behind, and
-/// how many.
-fn gap(ring: &RingText) -> Option<(u64, u64)> {
+/// Where events of a ring are not kept: the index behind, and how many.
+fn lost(ring: &RingText) -> impl Iterator<Item = (u64, u64)> {
     let pairs = ring.events.iter().zip(ring.events.iter().skip(1));
-    let apart = pairs.filter_map(|((before, ..), (behind, ..))| {
-        let lost = behind.checked_sub(before + 1)?;
-        (lost > 0).then_some((*behind, lost))
-    });
-    // (A smaller one is of events that are being written.)
-    apart.max_by_key(|(_, lost)| *lost)
+    pairs.filter_map(|((before, ..), (behind, ..))| {
+        /// So many threads may be at it at once.
+        const WRITERS: u64 = 8;
+        let first = before.checked_add(1)?;
+        let lost = behind.checked_sub(first)?;
+        let is_written = first < ring.written || lost > WRITERS;
+        (lost > 0 && is_written).then_some((*behind, lost))
+    })
 }
 
 /// Of each place where events of a ring are missing the times of those before it and behind it.
@@ -264,10 +273,12 @@ pub(super) fn is_whole(gaps: &[(u64, u64)], from: u64, to: u64) -> bool {
 /// What a ring says, event by event, the oldest first.
 pub(in crate::commands) fn events(trace: &Trace, ring: &RingText, wanted: &Wanted) -> Vec<String> {
     let mut lines = Vec::new();
-    let mut gap = gap(ring);
+    let mut gaps = lost(ring).peekable();
     for event in said(trace, ring, wanted) {
-        if let Some((_, lost)) = gap.take_if(|(behind, _)| event.index >= *behind) {
-            lines.push(format!("({lost} events are not kept)"));
+        let before = core::iter::from_fn(|| gaps.next_if(|(behind, _)| event.index >= *behind));
+        match before.map(|(_, lost)| lost).sum() {
+            0 => {}
+            lost => lines.push(format!("({lost} events are not kept)")),
         }
         let mut line = String::new();
         write_time(&mut line, trace, event.ns);
@@ -354,7 +365,7 @@ impl Lines {
             write_time(line, trace, ns);
             line.push_str(&of);
         };
-        if let Some((ns, lost)) = lost_since(ring, indexes.start) {
+        for (ns, lost) in lost_since(ring, indexes.start) {
             self.line(ns, |line| match is_json {
                 true => {
                     let mut map = whose.clone();
@@ -397,12 +408,15 @@ impl Lines {
     }
 }
 
-/// How many events from that index on are not kept any more, and the time of the first behind them.
-fn lost_since(ring: &RingText, from: u64) -> Option<(u64, u64)> {
-    let (behind, lost) = gap(ring)?;
-    let (.., ns, _) = ring.events.iter().find(|(index, ..)| *index == behind)?;
-    let lost = lost.min(behind.saturating_sub(from));
-    (lost > 0).then_some((*ns, lost))
+/// How many events from that index on are not kept any more, at each place where some are missing,
+/// and the time of the first behind them.
+fn lost_since(ring: &RingText, from: u64) -> Vec<(u64, u64)> {
+    let since = |(behind, lost): (u64, u64)| {
+        let (.., ns, _) = ring.events.iter().find(|(index, ..)| *index == behind)?;
+        let lost = lost.min(behind.saturating_sub(from));
+        (lost > 0).then_some((*ns, lost))
+    };
+    lost(ring).filter_map(since).collect()
 }
 
 #[cfg(test)]
@@ -421,6 +435,7 @@ mod tests {
             peer: None,
             peer_pid: 0,
             latencies: 0,
+            excerpts: 0,
             recorded: 12,
             written: 12,
             events: kept.map(|index| (index, 1, 100 * index, 0)).collect(),
@@ -472,12 +487,25 @@ mod tests {
     }
 
     #[test]
+    fn each_place_where_events_are_not_kept_is_told() {
+        let kept = |indexes: &[u64], written| RingText {
+            written,
+            events: indexes.iter().map(|index| (*index, 1, 100 * index, 0)).collect(),
+            ..ring()
+        };
+        let all = |ring: &RingText| lost(ring).collect::<Vec<_>>();
+        assert_eq!(all(&kept(&[0, 1, 5, 6, 10, 11], 12)), [(5, 3), (10, 3)], "around an excerpt");
+        assert_eq!(all(&kept(&[0, 1, 5, 7], 6)), [(5, 3)], "the sixth is being written");
+        assert_eq!(all(&kept(&[], 0)), []);
+    }
+
+    #[test]
     fn who_follows_is_told_of_each_event_that_is_not_kept_once() {
-        assert_eq!(lost_since(&ring(), 0), Some((800, 5)));
-        assert_eq!(lost_since(&ring(), 5), Some((800, 3)));
-        assert_eq!(lost_since(&ring(), 8), None);
-        assert_eq!(lost_since(&ring(), 12), None);
+        assert_eq!(lost_since(&ring(), 0), [(800, 5)]);
+        assert_eq!(lost_since(&ring(), 5), [(800, 3)]);
+        assert_eq!(lost_since(&ring(), 8), []);
+        assert_eq!(lost_since(&ring(), 12), []);
         let all = RingText { events: (0..4).map(|i| (i, 1, i, 0)).collect(), ..ring() };
-        assert_eq!(lost_since(&all, 0), None);
+        assert_eq!(lost_since(&all, 0), []);
     }
 }
