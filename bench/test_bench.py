@@ -52,7 +52,7 @@ class Looks(unittest.TestCase):
         ]:
             text, found = looks.judged("ps", [used * most] * 3, [change] * 3, is_busy)
             self.assertEqual(found, wrong)
-            self.assertEqual([word for word in re.findall("passed|FAILED|not judged", text)], says, text)
+            self.assertEqual(re.findall("passed|FAILED|not judged", text), says, text)
 
     def test_connections_that_are_not_accelerated_show_nothing(self):
         self.assertTrue(looks.is_enough(10_000, 10_000))
@@ -66,12 +66,29 @@ class Looks(unittest.TestCase):
 
 class Trace(unittest.TestCase):
     def test_each_budget_is_judged(self):
-        of = trace.judged
-        self.assertEqual([line[1] for line in of("0,1", [([400] * 3, [414] * 3), ([1000.0] * 3, [971.0] * 3)])], [False, False])
-        self.assertEqual([line[1] for line in of("0,1", [([400] * 3, [416] * 3), ([1000.0] * 3, [971.0] * 3)])], [True, False])
-        self.assertEqual([line[1] for line in of("0,1", [([400] * 3, [390] * 3), ([1000.0] * 3, [969.0] * 3)])], [False, True])
-        for text, is_wrong in of("0,1", [([400] * 3, [416] * 3), ([1000.0] * 3, [971.0] * 3)]):
-            self.assertTrue(text.endswith("FAILED" if is_wrong else "passed"), text)
+        def wrong(ping_pong, redis_rate, quiet=None):
+            figures = [([400] * 9, [ping_pong] * 9), ([1000.0] * 9, [redis_rate] * 9)]
+            lines = trace.judged("0,1", figures, quiet and [[n < quiet for n in range(9)]] * 2)
+            for text, is_wrong in lines:
+                self.assertEqual(text.endswith("FAILED"), is_wrong, text)
+                self.assertEqual(text.endswith("not judged: 7 rounds without other work"), quiet == 7, text)
+            return [is_wrong for _, is_wrong in lines]
+
+        self.assertEqual(wrong(414, 971.0), [False, False])
+        self.assertEqual(wrong(416, 971.0), [True, False])
+        self.assertEqual(wrong(390, 969.0), [False, True])
+        self.assertEqual(wrong(416, 969.0, 8), [True, True])
+        self.assertEqual(wrong(416, 969.0, 7), [False, False])
+        # By the median, whatever single rounds say; or where all say so.
+        one = [([400] * 9, [410] + [416] * 8), ([1000.0] * 9, [1000.0] * 9)]
+        self.assertEqual([is_wrong for _, is_wrong in trace.judged("0,1", one)], [True, False])
+        self.assertEqual([is_wrong for _, is_wrong in trace.judged("0,1", one, [[True] * 9] * 2)], [False, False])
+
+    def test_what_may_be_the_rounds_own_is_within_the_budget(self):
+        # By the binomial distribution: of 9 the smallest, of 21 the fifth.
+        self.assertEqual(trace.at_least(range(9)), 0)
+        self.assertEqual(trace.at_least(range(21)), 4)
+        self.assertIsNone(trace.at_least([]))
 
 
 class Parsers(unittest.TestCase):

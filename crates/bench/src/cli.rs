@@ -92,13 +92,13 @@ pub struct BenchArgs {
     pub(crate) workloads: Vec<WorkloadName>,
 
     /// Rounds; each runs every kind once, in turn
-    #[arg(long, default_value_t = 5, value_parser = whole::<u32>(1..=WHOLE_MAX))]
+    #[arg(long, default_value_t = 5, value_parser = whole::<u32>(1..=WHOLE_MAX), allow_negative_numbers = true)]
     pub(crate) rounds: u32,
     /// Measured seconds of each run
-    #[arg(long, default_value_t = 2.0, value_parser = seconds)]
+    #[arg(long, default_value_t = 2.0, value_parser = seconds, allow_negative_numbers = true)]
     pub(crate) seconds: f64,
     /// Seconds before measuring starts, in each run
-    #[arg(long, default_value_t = 0.3, value_parser = seconds)]
+    #[arg(long, default_value_t = 0.3, value_parser = seconds, allow_negative_numbers = true)]
     pub(crate) warmup: f64,
     /// Kinds of run to alternate; ratios are against the first [default: plain,accelerated; for
     /// `mixed` and `mixed-epoll` plain,server-only,client-only]
@@ -109,35 +109,35 @@ pub struct BenchArgs {
     pub(crate) pin: Pin,
     /// Keep N busy loops running beside everything
     #[arg(long, value_name = "N", default_value_t = 0)]
-    #[arg(value_parser = whole::<usize>(0..=WHOLE_MAX))]
+    #[arg(value_parser = whole::<usize>(0..=WHOLE_MAX), allow_negative_numbers = true)]
     pub(crate) load: usize,
 
     /// pingpong, mixed, both with -epoll, rate, idle: bytes of a message
-    #[arg(long, default_value = "64", value_parser = frame_size)]
+    #[arg(long, default_value = "64", value_parser = frame_size, allow_negative_numbers = true)]
     pub(crate) size: usize,
     /// reqrep: bytes of a request
-    #[arg(long, default_value = "512", value_parser = frame_size)]
+    #[arg(long, default_value = "512", value_parser = frame_size, allow_negative_numbers = true)]
     pub(crate) request: usize,
     /// reqrep: bytes of a response
-    #[arg(long, default_value = "64", value_parser = frame_size)]
+    #[arg(long, default_value = "64", value_parser = frame_size, allow_negative_numbers = true)]
     pub(crate) response: usize,
     /// reqrep: connections
-    #[arg(short = 'c', long, default_value_t = 100, value_parser = whole::<u32>(1..=60_000))]
+    #[arg(short = 'c', long, default_value_t = 100, value_parser = whole::<u32>(1..=60_000), allow_negative_numbers = true)]
     pub(crate) connections: u32,
     /// reqrep, rate: client threads
-    #[arg(short = 't', long, default_value_t = 4, value_parser = whole::<u32>(1..=1024))]
+    #[arg(short = 't', long, default_value_t = 4, value_parser = whole::<u32>(1..=1024), allow_negative_numbers = true)]
     pub(crate) threads: u32,
     /// reqrep: requests sent at once on a connection; the next batch follows when all are answered
-    #[arg(short = 'P', long, default_value_t = 1, value_parser = whole::<u32>(1..=65_536))]
+    #[arg(short = 'P', long, default_value_t = 1, value_parser = whole::<u32>(1..=65_536), allow_negative_numbers = true)]
     pub(crate) pipeline: u32,
     /// bulk: bytes of a write
-    #[arg(long, default_value = "128K", value_parser = frame_size)]
+    #[arg(long, default_value = "128K", value_parser = frame_size, allow_negative_numbers = true)]
     pub(crate) write_size: usize,
     /// idle: connections
-    #[arg(long, default_value_t = 100, value_parser = whole::<u32>(1..=60_000))]
+    #[arg(long, default_value_t = 100, value_parser = whole::<u32>(1..=60_000), allow_negative_numbers = true)]
     pub(crate) idle_connections: u32,
     /// idle: seconds over which CPU time is counted
-    #[arg(long, default_value_t = 10.0, value_parser = seconds)]
+    #[arg(long, default_value_t = 10.0, value_parser = seconds, allow_negative_numbers = true)]
     pub(crate) idle_seconds: f64,
 
     /// The library [default: $NETACC_LIB, or beside this program, then ../lib, /usr/local/lib,
@@ -167,9 +167,8 @@ pub fn whole<T: TryFrom<u64>>(
 ) -> impl Fn(&str) -> Result<T, String> + Clone {
     move |text| {
         let number = text.parse().ok().filter(|number| range.contains(number));
-        number.and_then(|number| T::try_from(number).ok()).ok_or_else(|| match *range.end() {
-            WHOLE_MAX => format!("valid: a whole number, {} or more", range.start()),
-            most => format!("valid: a whole number from {} to {most}", range.start()),
+        number.and_then(|number| T::try_from(number).ok()).ok_or_else(|| {
+            format!("valid: a whole number from {} to {}", range.start(), range.end())
         })
     }
 }
