@@ -33,7 +33,7 @@ apart() {
 }
 
 # new_debian FOLDER PACKAGE,PACKAGE LOG: from the mirror, and with the proxies and certificates,
-# that apt has here.
+# that apt has here. FOLDER.archives has the packages that it is made of.
 urls() { apt-get indextargets --format '$(ORIGIN)|$(RELEASE)|$(REPO_URI)|$(COMPONENT)' 'Created-By: Packages' 2>/dev/null | grep "^Debian|$RELEASE"; }
 new_debian() {
   local new=$1 mirror path PROXY=''
@@ -48,6 +48,7 @@ new_debian() {
     [ ! -d $path ] || { mkdir -p "$new$path" && cp -rL $path/. "$new$path/" 2>/dev/null; }
   done
   cp -L /etc/resolv.conf /etc/hosts "$new/etc/"
+  mkdir "$new.archives" && mv "$new"/var/cache/apt/archives/*.deb "$new.archives"
   rm -rf "$new"/var/lib/apt/lists/* "$new"/var/cache/apt/*
 }
 

@@ -11,6 +11,13 @@ MOST_FLAKY=${NETACC_FLAKY:-$((REPEAT > 1 ? 0 : 1))}
 MOST_FLAKY_TESTS=3
 MOST_FALLEN=2
 DETERMINISTIC=" gates loom miri "
+# What apt has for any Debian and Ubuntu, by the words of those who skip a test without it.
+# tests/run-all installs it: where that can be done, nothing is skipped for the lack of it. (Not
+# Chromium, which Ubuntu has as a snap; nor mdBook, namespaces, or a kernel of the rig, which a
+# machine or its container may not have; nor a Python that has tomllib.)
+HAD_EVERYWHERE=(c++ cc curl fish gdb git groff iperf3 iproute2 lsof make memcached modprobe musl-gcc nft nginx openssl perl ping
+  prometheus promtool ps python3 redis-cli redis-server sockperf ss ssh ssh-keygen sshd strace sudo tcpdump tmux tshark unshare
+  valgrind wrk zsh "static libc" "Python with argparse" "Python with dataclasses" "Python with unittest")
 # Where a test takes as long as this, it is run again three times, not five.
 LONG=30
 PASSED=0 FAILED=0 SKIPPED=0
@@ -143,12 +150,38 @@ ran() {
   return "$1"
 }
 
+# may_install: whether a lack is nobody's but this machine's: it is one of continuous integration,
+# and its packages are ours to install.
+may_install() { [ "${CI:-}" = true ] && [ "$(id -u)" = 0 ] && command -v apt-get >/dev/null; }
+
+# lacking LOG: the tests that were skipped for what can be had here, and what that is. (Of `no X or
+# no Y: why` either is it, so both have to be had.)
+lacking() {
+  local test why
+  may_install || return 0
+  while IFS=$'\t' read -r test why; do
+    why=${why%%[:,;]*}
+    ! printf '%s\n' "${why// or no /$'\n'}" | grep -qvxFf <(printf '%s\n' "${HAD_EVERYWHERE[@]}") || continue
+    echo "$test is skipped without ${why// or no / or }, which apt-get can install here"
+  done < <(sed -nE 's/^test (.*) \.\.\. skipped \(no (.*)\)[^)]*$/\1\t\2/p' "$1" | sort -u)
+}
+
+# without NAME MODULE: says that a suite is skipped, where Python or a module of it is not there.
+without() {
+  local line
+  python3 -c "import $2" 2>/dev/null && return 1
+  line="test $1 ... skipped (no Python with $2)"
+  echo "$line"
+  SKIPPED=$((SKIPPED + 1))
+  while read -r line; do failed "$line"; done < <(lacking <(echo "$line"))
+}
+
 # suite NAME SECONDS SELECT COMMAND... [-- ARGUMENT...]: runs a suite, whose last line of that kind
 # is `NAME: N passed, N failed[, N skipped]`, and adds it up. SELECT is a function that prints the
 # arguments that select the tests of these names, or fails; then they take the place of ARGUMENTS,
 # which select all. `-`: the suite has none. `exactly`: it is a cargo test.
 suite() {
-  local name=$1 seconds=$2 select=$3 log=$OUT/$1.log bad=1 label='' command=() extent status p f s tests; shift 3
+  local name=$1 seconds=$2 select=$3 log=$OUT/$1.log bad=1 label='' command=() extent status p f s tests line; shift 3
   while [ $# -gt 0 ] && [ "$1" != -- ]; do command+=("$1"); shift; done
   [ $# -eq 0 ] || shift
   [ "$select" != exactly ] || bad=101 label="$name: "
@@ -169,6 +202,7 @@ suite() {
   PASSED=$((PASSED + p)) FAILED=$((FAILED + f)) SKIPPED=$((SKIPPED + s))
   [ "$f" -eq 0 ] || FAILURES+=("${tests[@]/#/$label}")
   [ "$f" -le ${#tests[@]} ] || FAILURES+=("$name: $((f - ${#tests[@]})) without a name of their own")
+  while read -r line; do failed "$name: $line"; done < <(lacking "$log")
 }
 
 # pass_again ARGUMENT...: whether all $tests of the `suite` that calls it pass in each of some more

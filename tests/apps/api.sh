@@ -13,7 +13,7 @@ check compiles-c89 build -std=c89 -D_GNU_SOURCE -pedantic -c -o "$TMP/c89.o" -x 
 int asked(int fd);
 int asked(int fd) { return netacc_is_accelerated(fd) + netacc_set_thread_poll(0) + netacc_thread_poll(); }'
 check compiles-fortified build -std=gnu17 -O2 -D_FORTIFY_SOURCE=2 -o "$TMP/fortified" "$here/api.c"
-if build -static -o "$TMP/static" "$here/api.c" 2>"$TMP/static.err"; then ok compiles-static; else skip compiles-static "$(head -n 1 "$TMP/static.err")"; fi
+if build -static -o "$TMP/static" "$here/api.c" 2>"$TMP/static.err"; then ok compiles-static; else skip compiles-static "no static libc: $(head -n 1 "$TMP/static.err")"; fi
 if command -v c++ >/dev/null; then
   printf '#include <netacc.h>\nint main() { return netacc_is_accelerated(-1) == -1 ? 0 : 1; }\n' >"$TMP/api.cc"
   check compiles-c++ c++ -Wall -Wextra -Werror -pedantic -std=c++11 -I "$ROOT/include" -o "$TMP/api++" "$TMP/api.cc"

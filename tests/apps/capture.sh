@@ -40,9 +40,7 @@ print('"$expression"')' "$TMP/read" "$@"
 both='[of(way).get("state") for way in ("sent", "received")]'
 
 # has_end NAME FILE: each direction's end is in the file, or that the connection left the rings.
-has_end() {
-  [ "$(ask "$1" 'all("F" in of(way)["flags"] or "went on over the kernel" in of(way)["said"][-1] for way in ("sent", "received"))' "$2")" = True ]
-}
+has_end() { python3 "$APP" ended "$TMP/$1.pcapng" "$2"; }
 
 # talk NAME OPTIONS... : requests and replies, all of them, from the first byte. (A machine with
 # more to do than it has CPUs for may keep the capture from looking in time.)

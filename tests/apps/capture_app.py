@@ -5,12 +5,14 @@
     capture_app.py client PORT FILE REQUESTS MOST PAUSE [--v6] [--bulk] [--exec] [--rdma]
     capture_app.py lives PORT FILE CONNECTIONS REQUESTS MOST PAUSE
     capture_app.py read CAPTURE [FILE...]
+    capture_app.py ended CAPTURE FILE...
 
 The server answers each request with the same bytes backwards. The client writes its port to FILE,
 and what it has sent and received to FILE.sent and FILE.received; with --rdma it says little until
 it is on RDMA (NETACC_SS is asked). `lives` is so many, one behind the other, FILE.0 and so on.
 `read` compares a capture with such files: of each direction its bytes (`whole`, or `part: N gaps`),
 flags and comments, as JSON. A byte that is wrong, or a gap that no comment tells, is an error.
+`ended`: status 0 once a capture has the end of each direction, or says that the end is not in it.
 CAPTURE_HOST: the address that is listened at or connected to, instead of the loopback's.
 """
 
@@ -138,7 +140,7 @@ class Direction:
         self.next, self.bytes = at + len(payload), self.bytes + len(payload)
 
 
-def read(capture, files):
+def directions(capture, files):
     # By the client's port what its connections carried: with fast connect several have the same.
     truths, lives = {}, {}
     for file in map(pathlib.Path, files):
@@ -154,8 +156,24 @@ def read(capture, files):
         direction = found.setdefault(name, Direction())
         direction.truth = truth
         direction.add(seq, flags, payload, said, truth)
+    return found
+
+
+def ended(capture, files):
+    """There is a connection, and nothing more comes of any. (That one has left for the kernel is
+    said in one direction.)"""
+    connections = {}
+    for name, direction in directions(capture, files).items():
+        connections.setdefault(tuple(name.replace("sent", "received").split()), []).append(direction)
+    says = lambda d, text: d.said and text in d.said[-1]
+    has_left = lambda both: any(says(d, "went on over the kernel") for d in both)
+    has_ends = lambda both: len(both) == 2 and all("F" in d.flags or says(d, "was not seen") for d in both)
+    return bool(connections) and all(has_left(both) or has_ends(both) for both in connections.values())
+
+
+def read(capture, files):
     answer = {}
-    for name, d in found.items():
+    for name, d in directions(capture, files).items():
         whole = d.truth is not None and d.next == len(d.truth) and not d.gaps
         state = "whole" if whole else f"part: {d.gaps} gaps, up to {d.next}"
         answer[name] = {"state": state, "bytes": d.bytes, "flags": d.flags, "said": d.said}
@@ -174,6 +192,8 @@ def main():
         port, file, connections, requests, most, pause = rest
         for number in range(int(connections)):
             client(int(port), f"{file}.{number}", int(requests), int(most), float(pause), family, [])
+    elif what == "ended":
+        sys.exit(not ended(rest[0], rest[1:]))
     else:
         read(rest[0], rest[1:])
 

@@ -32,6 +32,13 @@ told host 0 'version' "${DOCTOR[@]}"
 
 start plain env
 told plain-server 1 'redis-server runs without the library' "${DOCTOR[@]}" "$PID_plain"
+# What a shell is given to show or to mend something does so: of a server that is no service, with
+# which words it was started.
+line() { "${DOCTOR[@]}" --json "$2" | python3 -c '
+import json, sys
+print(next(f["command"] for f in json.load(sys.stdin)["findings"] if f["check"] == sys.argv[1] and f["level"] != "ok"))' "$1"; }
+if ! command -v python3 >/dev/null; then skip how-it-was-started "no python3"; else
+  check how-it-was-started grep -q "redis-server.*$PORT_plain" <(sh -c "$(line process "$PID_plain")"); fi
 told plain-server-s-port 1 "process $PID_plain (redis-server) listens on 127.0.0.1:$PORT_plain, and runs without" \
   "${DOCTOR[@]}" "127.0.0.1:$PORT_plain"
 
@@ -71,8 +78,8 @@ client=$!
 PIDS+=("$client")
 if wait_for 30 reasoned; then
   told plain-client 1 'Start the peer with netacc_run' "${DOCTOR[@]}" "$PID_acc"
-  # The command that it names says who that is.
-  command=$("${DOCTOR[@]}" --json "$PID_acc" | sed -n "s/.*peer.* Run: \(ss -tnp .*\)\".*/\1/p" | head -n 1)
+  # The command that it names says who that is. (Of one's own processes without sudo, too.)
+  command=$("${DOCTOR[@]}" --json "$PID_acc" | sed -n 's/^ *"command": "\(sudo \)\{0,1\}\(ss -tnp .*\)",*$/\2/p' | head -n 1)
   if ! command -v ss >/dev/null; then skip plain-client-is-named "no ss"; else
     check plain-client-is-named grep -q "pid=$client," <(sh -c "$command"); fi
 else
@@ -83,7 +90,7 @@ if wait_for 30 gone; then told plain-client-is-gone 0 'peer-without-library' "${
   fail plain-client-is-gone "$("${DOCTOR[@]}" "$PID_acc")"; fi
 
 stop "$PID_acc"
-told stopped 0 "kill -CONT $PID_acc" "${DOCTOR[@]}" "$PID_acc"
+told stopped 0 "mend: kill -CONT $PID_acc" "${DOCTOR[@]}" "$PID_acc"
 kill -CONT "$PID_acc"
 
 # A library that was replaced under a running server.

@@ -41,6 +41,19 @@ same() {
     fail "$1" "$(diff <(printf '%s\n' "$2") <(printf '%s\n' "$3") | head -n 20)"; fi
 }
 
+# results PREFIX: of what a program says on standard input, a line each: `NAME ok`, `NAME skipped:
+# WHY`, or what has failed.
+results() {
+  local name said
+  while read -r name said; do
+    case $said in
+      ok) ok "$1$name" ;;
+      skipped*) skip "$1$name" "${said#skipped: }" ;;
+      *) fail "$1$name" "$said" ;;
+    esac
+  done
+}
+
 finish() {
   if [ -s "$TMP/netacc.log" ] && grep -E 'panick|FATAL' "$TMP/netacc.log" >"$TMP/worry"; then
     fail library-log "$(head -n 5 "$TMP/worry")"

@@ -12,7 +12,7 @@ import subprocess
 import sys
 import time
 
-from options_app import BIN, PLAIN, TREE, Failed, holds, of, same, trace_of
+from options_app import BIN, PLAIN, TREE, holds, of, run_tests, same, trace_of
 
 # Those that have tests of their own, in which they are set.
 ELSEWHERE = {
@@ -167,14 +167,7 @@ def main(path, address):
         if f" set {name}" not in (TREE / where).read_text():
             print(f"{name}-elsewhere FAILED: {where} does not set it")
             failed = True
-    for name, body in TESTS.items():
-        try:
-            body(path, of(path, address))
-            print(f"{name} ok", flush=True)
-        except (Failed, OSError, ValueError, LookupError, subprocess.CalledProcessError) as why:
-            print(f"{name} FAILED: {why!r}", flush=True)
-            failed = True
-    return failed
+    return run_tests(TESTS, path, of(path, address), failed=failed)
 
 
 if __name__ == "__main__":

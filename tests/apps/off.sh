@@ -31,8 +31,8 @@ if wait_for 20 test_is 3 on_path shm "$PID"; then ok accelerated; else fail acce
 out=$("${CFG[@]}" set NACC_ENABLE_RDMA_DEFAULT 0 -p "$PID" 2>&1)
 if grep -qF '1 -> 0, at once; every connection is on TCP' <<<"$out"; then ok off; else fail off "$out"; fi
 same reason 3 "$(because "$PID")"
-out=$("$LIB_DIR/netacc" doctor "$PID" 2>&1)
-if tr -s ' \n' ' ' <<<"$out" | grep -qF "netacc cfg set NACC_ENABLE_RDMA_DEFAULT 1 -p $PID"; then ok doctor; else fail doctor "$out"; fi
+out=$("$LIB_DIR/netacc" doctor --json "$PID" 2>&1)
+if grep '"command"' <<<"$out" | grep -qF "netacc cfg set NACC_ENABLE_RDMA_DEFAULT 1 -p $PID"; then ok doctor; else fail doctor "$out"; fi
 same goes-on done "$(tell use)"
 tell open 1 >/dev/null
 same new-ones-too 4 "$(because "$PID")"

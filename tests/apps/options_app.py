@@ -91,10 +91,11 @@ def turn(connection, size=100):
 
 
 def obey(address, port):
-    """open N; marked (one with a mark); turns N (on all); last (a byte on the last one) and echo
-    (that comes back); pour (more than has room, on the last one, by a thread) and drink (that comes
-    back); close; once (a connection that lives for a moment: its port here); ring (an io_uring: how
-    it went); sets N (the last one comes into an epoll set and out again, so often); fork."""
+    """open N; marked (one with a mark); turns N (on all); last (a byte on the last one) and
+    echo (that comes back); pour (more than has room, on the last one, by a thread), flood (by
+    calls that do not wait: how much has gone) and drink (that comes back, or so much); close;
+    once (a connection that lives for a moment: its port here); ring (an io_uring: how it went);
+    sets N (the last one comes into an epoll set and out again, so often); fork."""
     place, connections = (address, int(port)), []
     for line in sys.stdin:
         answer = "done"
@@ -121,8 +122,15 @@ def obey(address, port):
                     sys.exit("the server has not sent it back")
             case ["pour"]:
                 threading.Thread(target=connections[-1].sendall, args=(bytes(POURED),), daemon=True).start()
-            case ["drink"]:
-                rest = POURED
+            case ["flood"]:
+                connections[-1].setblocking(False)
+                answer = 0
+                with contextlib.suppress(BlockingIOError):
+                    while True:
+                        answer += connections[-1].send(bytes(65536))
+                connections[-1].setblocking(True)
+            case ["drink", *count]:
+                rest = int(count[0]) if count else POURED
                 while rest:
                     rest -= len(connections[-1].recv(65536)) or sys.exit("the server has ended")
             case ["close"]:
@@ -276,6 +284,28 @@ def same(what, expected, got):
 def holds(what, is_so):
     if not is_so:
         raise Failed(what)
+
+
+def run_tests(tests, *given, wanted=(), failed=False):
+    """A line for each name of `tests`: `NAME ok`, `NAME skipped: why` or `NAME FAILED: why`; a test
+    that has several runs once. `wanted`: these names alone, or `-NAME`, all but that. Returns
+    whether anything failed: what failed before (`failed`), and that there is none of a name."""
+    left_out = {name[1:] for name in wanted if name.startswith("-")}
+    named = {name for name in wanted if not name.startswith("-")}
+    if strangers := (named | left_out) - {*tests}:
+        print(f"list FAILED: no tests of {sorted(strangers)}", flush=True)
+        failed = True
+    chosen = {name: body for name, body in tests.items() if name not in left_out and name in (named or tests)}
+    for body in dict.fromkeys(chosen.values()):
+        try:
+            body(*given)
+            said = "ok"
+        except Skipped as why:
+            said = f"skipped: {why}"
+        except (Failed, OSError, ValueError, LookupError, subprocess.SubprocessError) as why:
+            said, failed = f"FAILED: {why!r}", True
+        print(*(f"{name} {said}" for name, of_it in chosen.items() if of_it is body), sep="\n", flush=True)
+    return failed
 
 
 # ---------------------------------------------------------------- what each option does
@@ -666,6 +696,25 @@ def NACC_TRACE_SLOW_MS(path, pair):
             same(f"told with {bound}", bool(bound), " slow " in trace_of(both))
             both.tell("drink")
             same(f"traces that stay with {bound}", int(bool(bound)), traces_left(both))
+    if path == "rdma":
+        return
+    # A program that does not wait, and asks when there is room. (Who sends looks once a second.)
+    for bound in (100, 0):
+        with pair(options={"NACC_TRACE_SLOW_MS": str(bound)}) as both:
+            both.accelerate(1)
+            both.server.send_signal(signal.SIGSTOP)
+            try:
+                gone = both.tell("flood")
+                both.until(lambda: " full " in trace_of(both), "a send finds no room")
+                if bound:
+                    both.until(lambda: " slow send ms " in trace_of(both), "the wait is told")
+                else:
+                    time.sleep(2.5)
+            finally:
+                both.server.send_signal(signal.SIGCONT)
+            both.tell(f"drink {gone}")
+            same(f"told with {bound}, without waiting", bool(bound), " slow " in trace_of(both))
+            same(f"traces that stay with {bound}, without waiting", int(bool(bound)), traces_left(both))
 
 
 # ----------------------------------------------------------------
@@ -674,8 +723,6 @@ def NACC_TRACE_SLOW_MS(path, pair):
 def check(path, address, *wanted):
     listed = json.loads(subprocess.run([BIN / "netacc", "cfg", "list", "--json"], env=PLAIN | {"NACC_CONF": "/dev/null"},
                                        check=True, capture_output=True).stdout)
-    left_out = {name[1:] for name in wanted if name[0] == "-"}
-    wanted = [name for name in wanted if name[0] != "-"]
     names, failed = sorted(one["name"] for one in listed["parameters"]), False
     if names != sorted(TESTS):
         print(f"list FAILED: here or in `netacc cfg list` alone: {sorted({*names} ^ {*TESTS})}")
@@ -684,21 +731,7 @@ def check(path, address, *wanted):
         if name not in (TREE / where).read_text():
             print(f"{name}-elsewhere FAILED: {where} does not name it")
             failed = True
-    if strangers := {*wanted, *left_out} - {*TESTS}:
-        print(f"list FAILED: no tests of {sorted(strangers)}")
-        failed = True
-    for name, body in TESTS.items():
-        if name in left_out or wanted and name not in wanted:
-            continue
-        try:
-            body(path, of(path, address))
-            print(f"{name} ok", flush=True)
-        except Skipped as why:
-            print(f"{name} skipped: {why}", flush=True)
-        except (Failed, OSError, ValueError, LookupError, subprocess.CalledProcessError) as why:
-            print(f"{name} FAILED: {why!r}", flush=True)
-            failed = True
-    return failed
+    return run_tests(TESTS, path, of(path, address), wanted=wanted, failed=failed)
 
 
 def private_devices():

@@ -5,11 +5,10 @@ it: for tests/rdma/parts/rules.sh. (Within the host: rules.sh.)
     rule_app.py shm|rdma ADDRESS
         a line for each key: `KEY ok`, or `KEY FAILED: why`. Status 1: something failed.
 """
-import subprocess
 import sys
 import tempfile
 
-from options_app import Failed, holds, of, same, trace_of
+from options_app import holds, of, run_tests, same, trace_of
 
 TESTS = {}
 
@@ -66,15 +65,7 @@ def trace(pair):
 
 
 def main(path, address):
-    failed = False
-    for name, body in TESTS.items():
-        try:
-            body(of(path, address))
-            print(f"{name} ok", flush=True)
-        except (Failed, OSError, ValueError, LookupError, subprocess.CalledProcessError) as why:
-            print(f"{name} FAILED: {why!r}", flush=True)
-            failed = True
-    return failed
+    return run_tests(TESTS, of(path, address))
 
 
 if __name__ == "__main__":

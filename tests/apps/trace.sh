@@ -79,7 +79,11 @@ print(*[t["state"] for t in json.load(sys.stdin) if t["pid"] == '"$SERVER"'])')"
   same $kind-last 3 "$(ask 'max(len(x["events"]) for x in c)' -p "$CLIENT" --last 3)"
   "${TRACE[@]}" export -p "$SERVER" >"$TMP/exported"; "${TRACE[@]}" show --json -p "$SERVER" >"$TMP/shown"
   check $kind-export python3 "$here/trace_chrome.py" "$TMP/exported" "$TMP/shown"
-  check $kind-histogram grep -q 'doorbell to wake' <("${TRACE[@]}" histogram)
+  # (Each of its kinds, and that there is nothing to count of some: events_app.py.)
+  counted=$("${TRACE[@]}" histogram --json -p "$SERVER,$CLIENT" | python3 -c '
+import json, sys
+print(*sorted(kind["name"] for kind in json.load(sys.stdin) if kind["count"] and kind["max_ns"] >= kind["median_ns"] > 0))')
+  check $kind-histogram grep -q 'doorbell to wake.*sleep to wake' <<<"$counted"
   says=$("${TRACE[@]}" show -p "$CLIENT" --event promotd 2>&1)
   same $kind-no-such-event "2 yes" "$? $(grep -q 'promotd: not an event; valid: .*promoted' <<<"$says" && echo yes)"
   # (Nor does what is said go into a file that has its number.)
@@ -182,6 +186,11 @@ sleep 0.5
 if kill -0 "$SERVER" && ! grep -q over "$TMP/client.$PORT"; then ok made-shorter; else
   fail made-shorter "$(cat "$TMP/server.err" "$TMP/client.$PORT")"; fi
 killed "$SERVER"; killed "$CLIENT"
+
+# What each kind of event tells, by its name; followed; on and off.
+begun=$((PASSED + FAILED))
+results events- < <(NETACC_LIB_DIR=$LIB_DIR python3 -B "$here/events_app.py" check 2>&1)
+[ $((PASSED + FAILED)) -gt "$begun" ] || fail events "it says nothing"
 
 # A program that locks all its memory has no more of it locked than there are rings, and its name
 # forges nothing.

@@ -30,6 +30,6 @@ for place, events in found.items():
     assert [event["name"] for event in events] == [event["event"] for event in wanted[place]], place
     # (Microseconds, in a number that has 53 bits.)
     assert all(abs(e["ts"] - w["ns"] / 1000) < 1 for e, w in zip(events, wanted[place])), place
-    fields = [{name: value for name, value in event.items() if name not in ("ns", "unix_ns", "event")} for event in wanted[place]]
+    fields = [{name: value for name, value in event.items() if name not in ("index", "ns", "unix_ns", "event")} for event in wanted[place]]
     assert [event["args"] for event in events] == fields, place
 print(len(slices), "slices of", sum(map(len, found.values())), "events")

@@ -83,9 +83,10 @@ fn serve_all(fd: Fd, warms_up: bool) {
         crate::ctx::answer_warm_up(fd, || ());
     }
     let got = recv_exact(fd, 700_000);
-    println!("received: {:?}", Pattern::new(11).first_error(0, &got));
+    let error = Pattern::new(11).first_error(0, &got);
     send_all(fd, &Pattern::new(12).bytes(0, 700_000));
-    println!("then {:?}", sys::recv(fd, &mut [0; 1], 0));
+    let end = sys::recv(fd, &mut [0; 1], 0);
+    println!("received: {error:?}\nthen {end:?}");
 }
 
 /// Takes the connection from standard input, as a program of inetd's does that goes on as a daemon.

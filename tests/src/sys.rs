@@ -136,6 +136,22 @@ pub fn patience() -> u32 {
     std::env::var("NETACC_TEST_PATIENCE").ok().and_then(|text| text.parse().ok()).unwrap_or(1)
 }
 
+/// Comes up to $NETACC_TEST_LATE milliseconds late, if that is set: who writes lines of a
+/// transcript in an order that nothing gives them is found out. By chance, not by a seed: the
+/// processes of a scenario have nothing else that tells them apart.
+pub fn be_late() {
+    let Some(most): Option<u64> =
+        std::env::var("NETACC_TEST_LATE").ok().and_then(|text| text.parse().ok())
+    else {
+        return;
+    };
+    let mut chance = [0; 8];
+    // SAFETY: a live array of that length.
+    unsafe { libc::getrandom((&raw mut chance).cast(), chance.len(), 0) };
+    let late = u64::from_ne_bytes(chance) % (1 + most);
+    std::thread::sleep(std::time::Duration::from_millis(late));
+}
+
 impl Addr {
     pub fn port(self) -> u16 {
         match self {

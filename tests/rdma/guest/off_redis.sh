@@ -1,6 +1,6 @@
 # Redis and its clients between two hosts while acceleration is turned off and on at both ends, the
 # two halves, for `parts/off.sh`: each is called in a kernel, and says on standard output what has
-# come of it. $FOR: for so many seconds.
+# come of it. $FOR: for so many seconds, and $TIMES times at least.
 # shellcheck shell=bash disable=SC2154
 
 ACCELERATED=28 # 20 of redis-benchmark, and of off_app.py four that stay and four that are made anew
@@ -13,7 +13,7 @@ some() { /rig/build/netacc_ss --path rdma --json "$1" | grep -q '"fd"'; }
 # come back: each fifth time that is waited for.
 off_and_on() {
   local end=$((SECONDS + FOR)) times=0 back=0
-  while [ $SECONDS -lt $end ]; do
+  while [ $SECONDS -lt $end ] || [ $times -lt "$TIMES" ]; do
     switch 0 "$2"; switch 1 "$2"; times=$((times + 1))
     if [ $((times % 5)) = 0 ] && wait_for 30 some "$2"; then back=$((back + 1)); fi
   done

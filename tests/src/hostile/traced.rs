@@ -40,9 +40,7 @@ fn burst(place: &Place, count: usize) -> Verdict {
     let pid = server.pid().to_string();
     let seen = || trace(place, &["show", "-p", &pid, "--json"]);
     let badly = |said: &str| {
-        let is_bad = |c: &&str| {
-            c.contains("\"event\":\"corrupt\"") || c.contains("\"event\":\"broken-off\"")
-        };
+        let is_bad = |c: &&str| c.contains("\"event\":\"corrupt\"");
         said.split("\"number\":").skip(1).filter(is_bad).count()
     };
     let end = Instant::now() + patience();

@@ -41,15 +41,33 @@ fn serve_all(t: &Ctx, fd: Fd) -> String {
 
 /// The other end of [`serve_all`].
 fn use_all(t: &Ctx, fd: Fd) {
+    use_all_until(t, fd, || ());
+}
+
+/// As that; the end comes behind something.
+fn use_all_until(t: &Ctx, fd: Fd, end: impl FnOnce()) {
     t.warm_client(fd);
     t.pour(fd, 11, 700_000);
     t.drain(fd, 12, 700_000);
+    end();
     shuts_down(t, fd);
 }
 
 fn client_of_all(t: &Ctx) {
     let fd = connect_one(t);
     use_all(t, fd);
+}
+
+/// The client of a server that closes its copy while another process serves ([`closes_copy`]). It
+/// ends when that is closed: what the two processes say has an order.
+fn client_of_another(t: &Ctx) {
+    let fd = connect_one(t);
+    use_all_until(t, fd, || t.wait("closed"));
+}
+
+fn closes_copy(t: &Ctx, fd: Fd) {
+    t.log("close", sys::close(fd));
+    t.tell("closed");
 }
 
 /// Receives `total` pattern bytes.
@@ -177,7 +195,7 @@ fn pass(t: &Ctx, to: Fd, fd: Fd) {
 fn hand_over(t: &Ctx, (to, worker): (Fd, Child)) {
     let fd = accept_one(t);
     pass(t, to, fd);
-    t.log("close", sys::close(fd));
+    closes_copy(t, fd);
     t.log("worker", worker.join());
 }
 
@@ -440,8 +458,10 @@ fn first() -> Vec<Scenario> {
                     use_all(t, fd);
                     "done".into()
                 });
-                t.log("close", sys::close(fd));
+                let close = sys::close(fd);
+                // Behind what the child says meanwhile.
                 t.log("child", child.join());
+                t.log("close", close);
             },
         ),
         pair(

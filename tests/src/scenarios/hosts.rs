@@ -564,9 +564,11 @@ fn went_on() -> Vec<Scenario> {
                     format!("{:?}", sys::recv(fd, &mut [0; 8], 0))
                 });
                 let fd = accepted(t);
-                t.log("pass", sys::send_fds(to, b"fd", &[fd]));
+                let pass = sys::send_fds(to, b"fd", &[fd]);
                 sys::close(fd).expect("close");
+                // Behind what the worker says meanwhile.
                 t.log("worker", worker.join());
+                t.log("pass", pass);
                 t.meet("over");
             },
             asks,

@@ -334,7 +334,7 @@ pub fn list() -> Vec<Scenario> {
                 t.log("answers", in_turn(&[fd], 3));
                 t.expect_reason(fd, &[("shm", "agreed"), ("rdma", "agreed")]);
                 t.meet("seen");
-                // It takes the path with what is sent next.
+                // It takes the path when it is used again.
                 t.warm_client(fd);
                 t.expect_reason(fd, &[("shm", "none"), ("rdma", "none")]);
                 t.log("close", sys::close(fd));

@@ -11,10 +11,10 @@ pub(super) fn list() -> Vec<Scenario> {
                 let fd = accept_one(t);
                 let child =
                     t.helper("serve-all", &[&fd.to_string(), warms_up(t)], true, None);
-                t.log("close", sys::close(fd));
+                closes_copy(t, fd);
                 t.log("child", child.join());
             },
-            client_of_all,
+            client_of_another,
         ),
         pair(
             "adopt/exec-inetd",
@@ -23,10 +23,10 @@ pub(super) fn list() -> Vec<Scenario> {
                 let fd = accept_one(t);
                 sys::fcntl(fd, libc::F_SETFD, libc::FD_CLOEXEC).expect("fcntl");
                 let child = t.helper("serve-all-inetd", &[warms_up(t)], true, Some(fd));
-                t.log("close", sys::close(fd));
+                closes_copy(t, fd);
                 t.log("child", child.join());
             },
-            client_of_all,
+            client_of_another,
         ),
         pair(
             "adopt/exec-in-place",
@@ -90,10 +90,10 @@ pub(super) fn list() -> Vec<Scenario> {
                 let fd = accept_one(t);
                 let number = fd.to_string();
                 let child = t.helper("exec-on", &[&number, warms_up(t)], true, None);
-                t.log("close", sys::close(fd));
+                closes_copy(t, fd);
                 t.log("child", child.join());
             },
-            client_of_all,
+            client_of_another,
         ),
         pair(
             "adopt/exec-and-closed-late",

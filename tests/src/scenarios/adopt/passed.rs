@@ -13,7 +13,7 @@ pub(super) fn list() -> Vec<Scenario> {
                 };
                 hand_over(t, worker(t, serves_all));
             },
-            client_of_all,
+            client_of_another,
         ),
         pair(
             "adopt/passed-by-sendmmsg",
@@ -80,7 +80,7 @@ pub(super) fn list() -> Vec<Scenario> {
             "adopt/passed",
             "a server passes each connection to a worker and closes it (a cluster); the worker serves it",
             |t| hand_over(t, worker(t, serve_all)),
-            client_of_all,
+            client_of_another,
         ),
         pair(
             "adopt/passed-client",
@@ -95,9 +95,10 @@ pub(super) fn list() -> Vec<Scenario> {
                     "used".into()
                 });
                 let fd = connect_one(t);
-                pass(t, to, fd);
-                t.log("close", sys::close(fd));
+                let passed = (sys::send_fds(to, b"fd", &[fd]), sys::close(fd));
+                // Behind what the worker says meanwhile.
                 t.log("worker", worker.join());
+                t.log("pass and close", passed);
             },
         ),
         pair(
