@@ -10,8 +10,8 @@
 # make apps       real programs and other people's suites, plain against accelerated: docs/manual/applications.md
 # make test-rdma  in user-mode Linux kernels with RDMA devices, one built once: tests/rdma/README.md
 # make test-fresh make demo and make test in a new, minimal Debian; needs root
-# make soak       test-fresh, test-deb and the site, then conformance, kill and stress for hours, spoilt segments and traces, tests/mix, the off-switch 5,000 times, other people's suites in full, soak-rdma, and the mutants
-# make soak-rdma  500 random faults, 1 GB each way, 100,000 requests, many connections; hours
+# make soak       test-fresh, test-deb and the site, then scenarios whose order is chance, conformance, kill and stress for hours, spoilt segments and traces, tests/mix, the off-switch 5,000 times, other people's suites in full, soak-rdma, and the mutants
+# make soak-rdma  off-switch 1,000 times, 500 random faults, 1 GB each way, 100,000 requests; hours
 # make starve     memory, mappings, descriptors and threads fail for the library, each in turn; an hour
 # make mutants    puts bugs into the code, one at a time: a test must fail for each; hours
 # make install    PREFIX=/usr/local DESTDIR=; SYSCONFDIR=/etc, or PREFIX/etc for a private PREFIX
@@ -107,6 +107,9 @@ test-fresh:
 # Where the odds are looked for, what fails has failed.
 soak: export NETACC_FLAKY = 0
 soak: test-fresh test-deb site
+	$(MAKE) build conformance-program
+	for round in 1 2 3; do NETACC_LIB_DIR="$(BIN_DIR)" NETACC_TEST_LATE=60 \
+	  target/tests/debug/netacc-conformance run --mode plain --twice --jobs 16 || exit 1; done
 	NETACC_SUITES="conformance kill stress" NETACC_REPEAT=20 NETACC_KILL_ROUNDS=3000 NETACC_STRESS_OPERATIONS=20000000 tests/run-all
 	NETACC_FUZZ_ROUNDS=3000000 NETACC_FUZZ_SEED=$$(date +%s) $(CARGO) test --release -p netacc-control --test hostile
 	NETACC_LIB_DIR="$(BIN_DIR)" tests/mix
@@ -123,7 +126,7 @@ soak-rdma: build conformance-program
 	NETACC_LIB_DIR="$(BIN_DIR)" tests/inject
 	export NETACC_LIB_DIR="$(BIN_DIR)" NETACC_RIG_LONG=1 failed=0; \
 	$(CARGO) test --release -p netacc-core --lib -- --ignored --nocapture thousand || failed=1; \
-	tests/rdma/run deleted || failed=1; \
+	tests/rdma/run deleted off || failed=1; \
 	tests/rdma/exits || failed=1; \
 	tests/rdma/conformance || failed=1; \
 	tests/rdma/apps redis transfer many || failed=1; \
