@@ -705,6 +705,14 @@ fn tcp_if_free(at: SocketAddr) -> Option<c_int> {
     None
 }
 
+/// Whether nobody (another test's connection) has a port of the links for what listens there.
+fn are_link_ports_free(at: SocketAddr) -> bool {
+    (0..destinations::TRIED).all(|k| {
+        let port = destinations::link_port(at.port(), k);
+        tcp_if_free(SocketAddr::new(at.ip(), port)).is_some_and(|fd| sys::close(fd) >= 0)
+    })
+}
+
 fn name(fd: c_int, peer: bool) -> SocketAddr {
     let mut raw = [0u8; 128];
     let len = sys::socket_name(fd, peer, &mut raw);

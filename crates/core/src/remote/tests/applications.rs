@@ -7,12 +7,10 @@ impl Rig {
     pub(super) fn listen(&mut self, a: usize) -> SocketAddr {
         let address = self.hosts[a].address;
         if self.hosts[a].listener < 0 {
-            // Not where somebody else (another test's connection) has the first of its link ports.
+            // Not where somebody else (another test's connection) has one of its link ports.
             let fd = loop {
                 let fd = tcp(SocketAddr::new(address, 0));
-                let first = destinations::link_port(name(fd, false).port(), 0);
-                if let Some(free) = tcp_if_free(SocketAddr::new(address, first)) {
-                    assert!(sys::close(free) >= 0);
+                if are_link_ports_free(name(fd, false)) {
                     break fd;
                 }
                 assert!(sys::close(fd) >= 0);

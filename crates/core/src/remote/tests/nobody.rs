@@ -200,17 +200,13 @@ impl Plain {
 
     /// One whose host refuses what comes to other ports.
     fn refusing(rig: &Rig, ip: IpAddr) -> Plain {
-        let (app, first) = loop {
+        let app = loop {
             let app = tcp(SocketAddr::new(ip, 0));
-            let ports = (0..TRIED).map(|k| link_port(name(app, false).port(), k));
-            let free: Vec<_> = ports.map(|port| tcp_if_free(SocketAddr::new(ip, port))).collect();
-            free.iter().flatten().for_each(|fd| _ = sys::close(*fd));
-            if free.iter().all(Option::is_some) {
-                break (app, free);
+            if are_link_ports_free(name(app, false)) {
+                break app;
             }
             let _ = sys::close(app);
         };
-        drop(first);
         assert!(sys::listen(app, 8) >= 0);
         let mut this = Plain::connect(rig, app);
         this.fds.push(app);
