@@ -1,11 +1,9 @@
 //! Peers that break the rules on live connections, many at once: what the victim's trace has of it
 //! when the victim has ended in order.
 
-use super::words::{
-    Shared, ask_and_hear, dial_quietly, layout, redis, sleep_after, slot_of, wake_all,
-};
+use super::words::{Shared, ask_and_hear, dial_into_slot, layout, redis, sleep_after, wake_all};
 use super::{ATTACKER, Place, THIRD, Test, Verdict, expect, patience};
-use crate::sys;
+use crate::sys::{self, Fd};
 use std::process::Command;
 use std::sync::atomic::Ordering::SeqCst;
 use std::time::Instant;
@@ -77,10 +75,9 @@ fn burst(place: &Place, count: usize) -> Verdict {
 /// Connections on shared memory, all of which have sent more than a ring holds, by their words.
 fn write_tails(port: u16, count: usize) {
     let mut exchange = ask_and_hear(b"PING\r\n", 7);
-    let all: Vec<(Shared, usize)> = (0..count)
-        .map(|_| slot_of(dial_quietly(port), &mut exchange).expect("shared memory"))
-        .collect();
-    for (channel, slot) in all {
+    let all: Vec<(Fd, Shared, usize)> =
+        (0..count).map(|_| dial_into_slot(port, &mut exchange)).collect();
+    for (_, channel, slot) in all {
         // (Its own direction: who accepts has the other one.)
         channel.slot_word(slot, 1, layout::TAIL).fetch_xor(1 << 32, SeqCst);
     }

@@ -357,9 +357,7 @@ fn write_closed(port: u16) {
     let mut echo = ask_and_hear(&[7; 64], 64);
     let mut kept = Vec::new();
     for _ in 0..3 {
-        let fd = dial_quietly(port);
-        let (channel, slot) = slot_of(fd, &mut echo).expect("shared memory");
-        kept.push((fd, channel, slot));
+        kept.push(dial_into_slot(port, &mut echo));
     }
     for (fd, channel, slot) in &kept {
         let _ = sys::send(*fd, &SUBSCRIBE, libc::MSG_NOSIGNAL);
@@ -438,8 +436,29 @@ pub(super) fn wake_all(victim_side: usize) {
 }
 
 pub(super) fn dial_quietly(port: u16) -> Fd {
+    dial_within(port, 200)
+}
+
+/// A connection in a slot, to a victim that has nothing against us; however long either has to wait
+/// for a CPU.
+pub(super) fn dial_into_slot(
+    port: u16,
+    exchange: &mut dyn FnMut(Fd) -> bool,
+) -> (Fd, Shared, usize) {
+    let patience = super::patience();
+    let fd = dial_within(port, patience.as_millis() as i64);
+    let end = std::time::Instant::now() + patience;
+    loop {
+        if let Some((channel, slot)) = slot_of(fd, exchange) {
+            return (fd, channel, slot);
+        }
+        assert!(std::time::Instant::now() < end, "never in shared memory");
+    }
+}
+
+fn dial_within(port: u16, ms: i64) -> Fd {
     let fd = sys::socket(libc::AF_INET, libc::SOCK_STREAM, 0).expect("socket");
-    let _ = sys::set_timeout(fd, libc::SO_RCVTIMEO, 200);
+    let _ = sys::set_timeout(fd, libc::SO_RCVTIMEO, ms);
     sys::connect(fd, sys::home().with_port(port)).expect("connect");
     fd
 }
