@@ -224,6 +224,8 @@ complete -c netacc -n "__fish_netacc_using_subcommand trace; and __fish_seen_sub
 complete -c netacc -n "__fish_netacc_using_subcommand trace; and __fish_seen_subcommand_from show" -s h -l help -d 'Print help'
 complete -c netacc -n "__fish_netacc_using_subcommand trace; and __fish_seen_subcommand_from histogram" -s p -l pid -d 'Process, running or not, by its number or name' -r
 complete -c netacc -n "__fish_netacc_using_subcommand trace; and __fish_seen_subcommand_from histogram" -l file -d 'A file that holds a trace' -r -F
+complete -c netacc -n "__fish_netacc_using_subcommand trace; and __fish_seen_subcommand_from histogram" -l port -d 'Connections with that port, here or at the peer' -r
+complete -c netacc -n "__fish_netacc_using_subcommand trace; and __fish_seen_subcommand_from histogram" -l peer -d 'Connections with that peer; also a network: 10.0.0.0/8' -r
 complete -c netacc -n "__fish_netacc_using_subcommand trace; and __fish_seen_subcommand_from histogram" -l json -d 'Print JSON'
 complete -c netacc -n "__fish_netacc_using_subcommand trace; and __fish_seen_subcommand_from histogram" -s h -l help -d 'Print help'
 complete -c netacc -n "__fish_netacc_using_subcommand trace; and __fish_seen_subcommand_from export" -s p -l pid -d 'Process, running or not, by its number or name' -r

@@ -150,6 +150,11 @@ class End:
         traces = json.loads(said.stdout) if not said.returncode else [{"began_unix_ns": 0, "connections": []}]
         return max(traces, key=lambda trace: trace["began_unix_ns"])
 
+    def port(self):
+        """That its newest connection came from."""
+        last = max(self.trace()["connections"], key=lambda c: c["number"])
+        return last["local"].rsplit(":", 1)[1]
+
     def events(self):
         """Of its connection, the newest."""
         last = max(self.trace()["connections"], key=lambda c: c["number"], default={"number": 0})
@@ -433,8 +438,8 @@ def sleeps_and_wakes():
             same("the server has not slept meanwhile", [], server.own())
 
 
-def counts(*ends):
-    words = [BIN / "netacc", "trace", "histogram", "--json", "-p", ",".join(str(end.pid) for end in ends)]
+def counts(*ends, of=()):
+    words = [BIN / "netacc", "trace", "histogram", "--json", "-p", ",".join(str(end.pid) for end in ends), *of]
     said = subprocess.run(words, env=PLAIN, check=True, capture_output=True, text=True)
     for kind in (kinds := json.loads(said.stdout)):
         same(f"the sum of {kind}", kind["count"] or 0, sum(bucket["count"] for bucket in kind["buckets"]))
@@ -455,13 +460,18 @@ def histogram():
             client.answer()
             both.turn()
             found = counts(client, server)
+            # The connection before counts as well, but not where the port of this one is asked for.
+            this = counts(client, server, of=("--port", client.port()))
+            none = counts(client, server, of=("--port", "1"))
             kinds = {"doorbell to wake", "sleep to wake", "in use to promotion"} | calls
             same("its kinds", kinds, set(found))
             for name in kinds:
                 if level == "1" and name in calls:
-                    same(name, None, found[name])
+                    same(name, [None] * 3, [found[name], this[name], none[name]])
                 else:
                     holds(f"{name}: {found[name]} with NACC_TRACE={level}", found[name])
+                    holds(f"{name}: {this[name]} of {found[name]}, of one port", 0 < this[name] <= found[name])
+                    same(f"{name}, of no port", 0, none[name] or 0)
 
 
 class Follower:

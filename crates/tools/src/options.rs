@@ -356,7 +356,8 @@ pub fn ps_command() -> Command {
 /// The command line of `netacc cfg`.
 pub fn cfg_command() -> Command {
     let json = || json_flag().help("Print JSON");
-    let name = Arg::new("name").value_name("NAME").help("Parameter").required(true);
+    let name = Arg::new("name").value_name("NAME").required(true);
+    let name = name.help("Parameter; trace.enable is NACC_TRACE");
     let name = name.value_parser(Names).hide_possible_values(true);
     let seconds = |text: &str| {
         let seconds: Option<f64> = text.parse().ok().filter(|s| (0.01..=3600.0).contains(s));
@@ -383,7 +384,7 @@ pub fn cfg_command() -> Command {
         .subcommand(
             Command::new("get")
                 .about("Show some parameters; of one its value alone")
-                .arg(name.clone().num_args(1..).help("Parameters"))
+                .arg(name.clone().num_args(1..).help("Parameters; trace.enable is NACC_TRACE"))
                 .args(whose())
                 .arg(json()),
         )
@@ -458,6 +459,9 @@ pub fn capture_command() -> Command {
         .arg(path)
 }
 
+/// What libtpa calls parameters that `netacc cfg` knows.
+pub const OTHER_NAMES: [(&str, Key); 1] = [("trace.enable", Key::Trace)];
+
 /// The names of parameters, for completions. (Others pass: what is said of them has a hint.)
 #[derive(Debug, Clone, Copy)]
 struct Names;
@@ -475,7 +479,9 @@ impl TypedValueParser for Names {
     }
 
     fn possible_values(&self) -> Option<Box<dyn Iterator<Item = PossibleValue> + '_>> {
-        Some(Box::new(SETTINGS.iter().map(|setting| PossibleValue::new(setting.name))))
+        let names = SETTINGS.iter().map(|setting| setting.name);
+        let others = OTHER_NAMES.iter().map(|(name, _)| *name);
+        Some(Box::new(names.chain(others).map(PossibleValue::new)))
     }
 }
 
@@ -573,6 +579,10 @@ pub fn trace_command() -> Command {
                 .value_delimiter(',')
                 .action(ArgAction::Append)
                 .value_parser(Network::parse),
+        ]
+    };
+    let events = || {
+        [
             Arg::new("event")
                 .long("event")
                 .value_name("event")
@@ -598,6 +608,7 @@ pub fn trace_command() -> Command {
                 .about("Show the events of connections")
                 .args(of())
                 .args(which())
+                .args(events())
                 .arg(
                     Arg::new("follow")
                         .long("follow")
@@ -610,13 +621,15 @@ pub fn trace_command() -> Command {
             Command::new("histogram")
                 .about("Show how long wake-ups, sleeps, agreements and answers took")
                 .args(of())
+                .args(which())
                 .arg(json()),
         )
         .subcommand(
             Command::new("export")
                 .about("Write the events for the viewers of Chrome and Perfetto")
                 .args(of())
-                .args(which()),
+                .args(which())
+                .args(events()),
         )
 }
 

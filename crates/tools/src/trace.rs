@@ -604,6 +604,11 @@ pub struct Wanted {
 }
 
 impl Wanted {
+    /// Whether every connection is meant.
+    pub fn has_all(&self) -> bool {
+        self.ports.is_empty() && self.peers.is_empty()
+    }
+
     /// Whether a connection is meant. The process's own ring is where no connection is asked for.
     pub fn has(&self, ring: &RingText) -> bool {
         let ports = [ring.local, ring.peer].map(|end| end.map(|end| end.port()));

@@ -163,6 +163,34 @@ fn a_trace_of_a_later_library_is_read_by_what_it_says_of_itself() {
 }
 
 #[test]
+fn a_histogram_counts_the_connections_that_are_asked_for() {
+    let scratch = Scratch::new();
+    let file = scratch.path("first");
+    std::fs::write(&file, FIRST).unwrap();
+    let counts = |asked: &[&str]| -> Vec<Option<u64>> {
+        let said = trace(&[&["histogram", "--json"], asked].concat(), &file);
+        assert!(said.status.success(), "{}", String::from_utf8_lossy(&said.stderr));
+        let kinds: Value = serde_json::from_slice(&said.stdout).unwrap();
+        kinds.as_array().unwrap().iter().map(|kind| kind["count"].as_u64()).collect()
+    };
+    // Doorbells and sleeps are those of the first connection, what was used before it was promoted
+    // are the ends of the second. The last three take NACC_TRACE=2.
+    let of = |doorbells, sleeps, agreed| {
+        vec![Some(doorbells), Some(sleeps), Some(agreed), None, None, None]
+    };
+    for (asked, expected) in [
+        (&[][..], of(3, 4, 2)),
+        (&["--port", "43265"], of(3, 4, 2)),
+        (&["--port", "55566"], of(3, 4, 0)),
+        (&["--port", "55570"], of(0, 0, 2)),
+        (&["--port", "55566,55570", "--peer", "127.0.0.1"], of(3, 4, 2)),
+        (&["--peer", "10.0.0.0/8"], of(0, 0, 0)),
+    ] {
+        assert_eq!(counts(asked), expected, "{asked:?}");
+    }
+}
+
+#[test]
 fn of_a_container_of_another_version_that_is_said() {
     let scratch = Scratch::new();
     let file = scratch.path("other");

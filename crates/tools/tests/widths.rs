@@ -210,7 +210,19 @@ fn what_goes_to_standard_error_fits_the_terminal_too() {
     let (ss, netacc) = (env!("CARGO_BIN_EXE_netacc_ss"), env!("CARGO_BIN_EXE_netacc"));
     let run_it = env!("CARGO_BIN_EXE_netacc_run");
     let none = "a-program-with-a-long-name-that-nobody-has-started";
-    let all: [(&str, &[&str]); 7] = [
+    let pid = std::process::id().to_string();
+    let _segment = wide(std::process::id());
+    let scratch = Scratch::new();
+    let file = scratch.path("a-capture-with-a-name-of-some-length.pcapng").display().to_string();
+    let nowhere = format!("/nowhere/{none}/in-a-folder-that-is-not-there.prom");
+    let all: [(&str, &[&str]); 14] = [
+        (netacc, &["capture", "-w", &file, "-d", "0.1", "-p", &pid]),
+        (netacc, &["capture", "-w", &file, "-p", none]),
+        (netacc, &["capture", "-w", &nowhere, "-p", &pid]),
+        (netacc, &["capture", "-w", &file, "--peer", "what", "-p", &pid]),
+        (netacc, &["metrics", "--textfile", &nowhere]),
+        (netacc, &["metrics", "--listen", "192.0.2.1:9000"]),
+        (netacc, &["metrics", "--listen", &format!("unix:{nowhere}")]),
         (ss, &[none]),
         (ss, &["-s", "what"]),
         (netacc, &["cfg", "set", "NACC_SOR_MSG_SIZE", "5000", "-p", none]),
@@ -221,6 +233,8 @@ fn what_goes_to_standard_error_fits_the_terminal_too() {
     ];
     for (program, words) in all {
         let command = || {
+            // (A capture takes a name that nobody has.)
+            let _ = std::fs::remove_file(&file);
             let mut command = Command::new(program);
             command.args(words).env_remove("COLUMNS");
             command

@@ -4,6 +4,7 @@
 use super::{STATUS_FAILED, STATUS_USAGE, print, sees_processes};
 use crate::launch::{self, Environment};
 use crate::live::{self, Failure, Left};
+use crate::options::OTHER_NAMES;
 use crate::processes::{self, Found, Looks, Unknown};
 use crate::segment::{SegmentError, may_trace};
 use crate::show::printable;
@@ -213,9 +214,9 @@ fn list(matches: &ArgMatches) -> c_int {
     }
 }
 
-/// What libtpa calls it.
-fn of_libtpa(name: &str) -> Option<Key> {
-    (name == "trace.enable").then_some(Key::Trace)
+/// By its other name.
+fn by_other_name(name: &str) -> Option<Key> {
+    OTHER_NAMES.iter().find(|(other, _)| *other == name).map(|(_, key)| *key)
 }
 
 /// The parameters of these names; those that are none are said.
@@ -223,7 +224,7 @@ fn keys<'a>(names: impl Iterator<Item = &'a String>) -> Option<Vec<Key>> {
     let mut keys = Vec::new();
     let mut is_clear = true;
     for name in names {
-        match Key::from_name(name).or_else(|| of_libtpa(name)) {
+        match Key::from_name(name).or_else(|| by_other_name(name)) {
             Some(key) => keys.push(key),
             None => {
                 complain(format_args!("{name}: no such parameter; {}", Key::suggest(name)));

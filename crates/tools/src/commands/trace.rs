@@ -97,12 +97,20 @@ fn is_called(trace: &Trace, word: &str) -> bool {
     }
 }
 
-fn wanted(matches: &ArgMatches) -> Wanted {
+/// Of which connections.
+fn connections(matches: &ArgMatches) -> Wanted {
     Wanted {
         ports: matches.get_many("port").into_iter().flatten().copied().collect(),
         peers: matches.get_many::<Network>("peer").into_iter().flatten().copied().collect(),
+        ..Wanted::default()
+    }
+}
+
+fn wanted(matches: &ArgMatches) -> Wanted {
+    Wanted {
         events: matches.get_many("event").into_iter().flatten().cloned().collect(),
         last: matches.get_one::<usize>("last").copied(),
+        ..connections(matches)
     }
 }
 
@@ -217,7 +225,7 @@ fn histogram(matches: &ArgMatches) -> c_int {
     };
     // (What a file was copied from may be another host.)
     let others = if matches.contains_id("pid") { others(&traces) } else { Vec::new() };
-    let all = histogram::of(&traces, &others);
+    let all = histogram::of(&traces, &others, &connections(matches));
     print(
         TOOL,
         &match matches.get_flag("json") {

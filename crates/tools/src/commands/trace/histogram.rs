@@ -30,26 +30,29 @@ struct Known<'a> {
     gaps: Vec<(u64, u64)>,
 }
 
-/// All kinds, of these processes; the other ends of their connections are looked for among others
-/// as well.
-pub(super) fn of(traces: &[Trace], others: &[Trace]) -> Vec<Times> {
+/// All kinds, of these processes' connections that are wanted; the other ends are looked for among
+/// all of these processes, and others as well.
+pub(super) fn of(traces: &[Trace], others: &[Trace], wanted: &Wanted) -> Vec<Times> {
     let mut all = Vec::new();
+    let mut rest = Vec::new();
     for (i, trace) in traces.iter().enumerate() {
-        for ring in trace.rings() {
-            all.push(Known::of(i, trace, ring));
-        }
+        let (meant, more): (Vec<_>, _) =
+            trace.rings().into_iter().partition(|ring| wanted.has(ring));
+        all.extend(meant.into_iter().map(|ring| Known::of(i, trace, ring)));
+        rest.push((i, trace, more));
     }
-    let named = all.len();
+    rest.extend((traces.len()..).zip(others).map(|(i, trace)| (i, trace, trace.rings())));
+    let meant = all.len();
     let ends: HashSet<_> = all.iter().map(|known| (known.ring.peer, known.ring.local)).collect();
-    for (i, trace) in (traces.len()..).zip(others) {
-        let mut rings = trace.rings();
+    for (i, trace, mut rings) in rest {
         rings.retain(|ring| ring.number == 0 || is_an_end(ring, &ends));
-        if rings.iter().any(|ring| ring.number != 0) {
+        if rings.iter().any(|ring| ring.number != 0) || i < traces.len() {
             all.extend(rings.into_iter().map(|ring| Known::of(i, trace, ring)));
         }
     }
-    let mut kinds = times(&all, named);
-    kinds.extend(Latency::ALL.map(|which| counted(traces, which)));
+    let mut kinds = times(&all, meant);
+    let (meant, _) = all.split_at(meant);
+    kinds.extend(Latency::ALL.map(|which| counted(traces, meant, wanted, which)));
     kinds
 }
 
@@ -91,14 +94,21 @@ fn times(all: &[Known<'_>], named_rings: usize) -> Vec<Times> {
     vec![doorbells, sleeps, agreed, moved]
 }
 
-/// What these processes have counted of their connections' answers.
-fn counted(traces: &[Trace], which: Latency) -> Times {
-    let of = |trace: &Trace| {
-        let [answer, serve] = trace.latencies(&trace.own_ring()?)?;
-        Some(if which == Latency::Answer { answer } else { serve })
+/// What these processes have counted of the answers of all their connections; or, where not all are
+/// wanted, of those that are and have a ring still.
+fn counted(traces: &[Trace], meant: &[Known<'_>], wanted: &Wanted, which: Latency) -> Times {
+    let one = |[answer, serve]: [Counted; 2]| match which {
+        Latency::Answer => answer,
+        Latency::Serve => serve,
+    };
+    let found: Vec<Counted> = if wanted.has_all() {
+        traces.iter().filter_map(|trace| trace.latencies(&trace.own_ring()?)).map(one).collect()
+    } else {
+        let of = |known: &Known<'_>| traces.get(known.trace)?.latencies(&known.ring);
+        meant.iter().filter_map(of).map(one).collect()
     };
     let (mut all, mut is_unmeasured) = (Counted::default(), true);
-    for times in traces.iter().filter_map(of) {
+    for times in found {
         is_unmeasured = false;
         all.max_ns = all.max_ns.max(times.max_ns);
         all.sum_ns = all.sum_ns.saturating_add(times.sum_ns);
@@ -320,7 +330,7 @@ mod tests {
         let of = |events: &[(u64, &'static str, u64)]| {
             let all = [known(0, 1, [7, 8], events)];
             let mut kinds = times(&all, 1);
-            kinds.push(counted(&[], Latency::Answer));
+            kinds.push(counted(&[], &[], &Wanted::default(), Latency::Answer));
             let told = json(&kinds);
             let counts = told.as_array().unwrap().iter().map(|kind| kind["count"].as_u64());
             (text(&kinds, None), counts.collect::<Vec<_>>())
