@@ -150,8 +150,8 @@ def NACC_CONN_TCP_FIRST(path, pair):
             both.tell("open 1")
             for _ in range(8):
                 both.tell("last")
-            if path == "shm":
-                same(f"have not started with {first}", waiting, both.reasons().count("not-started"))
+            waiting = waiting if path == "shm" else 0
+            same(f"have not started with {first}", waiting, both.reasons().count("not-started"))
 
 
 def main(path, address):

@@ -448,20 +448,35 @@ def NACC_CONNECT_RDMA_PERCENT(path, pair):
             both.tell("open 8")
             left = 8 - 8 * percent // 100
             both.until(lambda: both.reasons().count("sampled-out") == left, f"{left} of 8 are left out", lambda: both.tell("turns 4"))
+    # Those that are left out have no place, with a server that has the library.
+    with pair(options={"NACC_CONNECT_RDMA_PERCENT": "50", "NACC_SOR_CONN_PER_QP": "1"}) as both:
+        both.tell("open 8")
+        both.until(lambda: both.on() == 4, "4 of 8 are accelerated", lambda: both.tell("turns 4"))
+        same("left out", 4, both.reasons().count("sampled-out"))
+        same("places", 4, sum(c["slots_used"] for c in both.channels()))
+        same("pairs", 4 if path == "rdma" else 0, both.pairs())
 
 
 @test
 def NACC_ENABLE_RDMA_DEFAULT(path, pair):
-    stays(pair, {"NACC_ENABLE_RDMA_DEFAULT": "0"}, "disabled-by-config")
-    works(pair, {"NACC_ENABLE_RDMA_DEFAULT": "1"})
+    """Over RDMA neither end has loaded rdma-core with 0, and the server has no port but its own."""
+    def has(both):
+        loaded = ["libibverbs" in Path(f"/proc/{end.pid}/maps").read_text() for end in (both.server, both.client)]
+        return [*loaded, path == "rdma" and both.listens(both.port + 20000)]
+    stays(pair, {"NACC_ENABLE_RDMA_DEFAULT": "0"}, "disabled-by-config",
+          lambda both: same("rdma-core, and a port for links, with 0", [False] * 3, has(both)))
+    with pair(options={"NACC_ENABLE_RDMA_DEFAULT": "1"}) as both:
+        both.accelerate(1)
+        same("rdma-core, and a port for links, with 1", [path == "rdma"] * 3, has(both))
 
 
-def stays(pair, options, reason):
+def stays(pair, options, reason, holds_then=lambda both: None):
     """On TCP, for that."""
     with pair(options=options) as both:
         both.tell("open 1")
         both.until(lambda: both.reasons() == [reason], f"it says {reason}", lambda: both.tell("turns 4"))
         same("on TCP", 1, both.on("tcp"))
+        holds_then(both)
 
 
 @test
@@ -487,28 +502,73 @@ def NACC_SOR_AFFINITY(path, pair):
         same("CPUs", os.sched_getaffinity(0), os.sched_getaffinity(both.client.pid))
 
 
+def places(both):
+    """Queue pairs that were made for the client's connections, and places found on one of them."""
+    return both.counter("rdma_pairs_created"), both.counter("rdma_pairs_reused")
+
+
 @test
 def NACC_CONN_TCP_FIRST(path, pair):
     """Of a connection that only sends, to a listener that is known: it shows with the eighth that
-    it lives, and with 1 that is not enough. Between hosts there is no effect."""
+    it lives, and with 1 that is not enough. Between hosts it is with either value, and not before;
+    one that ends after one request has not asked for a place on a queue pair."""
     for first in ("0", "1"):
         with pair(options={"NACC_CONN_TCP_FIRST": first}) as both:
             both.accelerate(1)
             if path == "rdma":
-                continue
+                asks_for_no_place(both, first)
             both.tell("open 1")
-            for _ in range(8):
+            for _ in range(7):
                 both.tell("last")
-            same(f"has not started with {first}", first == "1", "not-started" in both.reasons())
+            same(f"has not started before the eighth with {first}", True, "not-started" in both.reasons())
+            both.tell("last")
+            waits = first == "1" and path == "shm"
+            same(f"has not started with {first}", waits, "not-started" in both.reasons())
+
+
+def asks_for_no_place(both, first):
+    """Connections that end after one request; the client has one that is accelerated."""
+    both.tell("close")
+    made, found = places(both)
+    for _ in range(4):
+        both.tell("open 1")
+        both.tell("turns 1")
+        same(f"after one request with {first}", ["not-started"], both.reasons())
+        both.tell("close")
+    # (What they had asked for would have come before this one's.)
+    both.accelerate(1)
+    same(f"pairs, and places found on them, with {first}", (made, found + 1), places(both))
+
+
+def syns():
+    """How many TCP connections this machine has begun."""
+    names, values = (line.split() for line in open("/proc/net/snmp") if line.startswith("Tcp:"))
+    return int(values[names.index("ActiveOpens")])
 
 
 @test
 def NACC_FAST_CONNECT(path, pair):
-    """A port serves again. Between hosts there is no effect."""
-    if path == "rdma":
-        return works(pair, {"NACC_FAST_CONNECT": "1"})
-    same("a port serves again", True, port_is_used_again(pair, {"NACC_FAST_CONNECT": "1"}))
-    same("and without", False, port_is_used_again(pair, {"NACC_FAST_CONNECT": "0"}))
+    """A port serves again. Between hosts none does, and each connection has a handshake of its own,
+    with either value; but the next one finds a queue pair, which is kept in any case."""
+    if path == "shm":
+        same("a port serves again", True, port_is_used_again(pair, {"NACC_FAST_CONNECT": "1"}))
+        same("and without", False, port_is_used_again(pair, {"NACC_FAST_CONNECT": "0"}))
+        return
+    lives = 4
+    for fast in ("0", "1"):
+        with pair(options={"NACC_FAST_CONNECT": fast}) as both:
+            ports = set()
+            both.accelerate(1)
+            begun = syns()
+            for life in range(lives):
+                if life:
+                    both.accelerate(1)
+                ports |= {s["local"] for s in both.sockets()}
+                both.tell("close")
+                both.until(lambda: not any(c["slots_used"] for c in both.channels()), "nothing is used")
+            same(f"ports with {fast}", lives, len(ports))
+            holds(f"{syns() - begun} handshakes with {fast}", syns() - begun >= lives - 1)
+            same(f"pairs, and places found on them, with {fast}", (1, lives - 1), places(both))
 
 
 @test
