@@ -1,9 +1,9 @@
 //! Acceptor: what peers claim of the connections that this process has accepted, or will: who is
 //! heard, and what becomes of a connection that two of them claim.
 
-use super::link::{Conn, Fault};
+use super::link::{Conn, Fault, Link};
 use super::shares::{PART, Source};
-use super::{PENDING, Remote, Theirs};
+use super::{Mine, PENDING, Remote, Theirs};
 use crate::log::warn_of_peer;
 use crate::socket::Socket;
 use crate::syn::Said;
@@ -38,6 +38,7 @@ impl Remote {
             stats::count(Counter::AuthFailures);
             return self.send(i, Message::Withdraw { token: c.token });
         }
+        self.forget_earlier_offer(i, c, &tuple);
         let anothers = self.stamp_of_anothers(i, &tuple);
         // (One that fits is heard all the same, and one that is said later: its owner may have to
         // share his host with who guesses.)
@@ -156,6 +157,27 @@ impl Remote {
         if let Some(old) = self.candidates.find(tuple, is_its) {
             self.drop_candidate(old);
         }
+    }
+
+    /// The same of an offer that was made there, which nobody will answer: who has taken it up does
+    /// not claim the connection. (If the link comes back all the same, with the answer, that leaves
+    /// the ring again: [`Event::Accepted`]. As processes of one host could give each other's names,
+    /// the link has to be gone, or the claim to know the SYN.)
+    fn forget_earlier_offer(&mut self, i: usize, claim: &proto::Candidate, tuple: &Tuple) {
+        let offered = |m: &Mine| m.agreement.offered().filter(|o| *o != i);
+        let Some(key) = self.accepted.find(tuple, |m| offered(m).is_some()) else { return };
+        let Some((_, m)) = self.accepted.get(key) else { return };
+        let Some(earlier) = offered(m) else { return };
+        let process = |i| self.link(i).and_then(|l| l.hello).map(|h| h.process);
+        let knows = matches!(m.socket.syn.said(), Said::Stamp(stamp) if claim.proof.fits(stamp));
+        let is_up = self.link(earlier).is_some_and(Link::is_up);
+        if process(earlier) != process(i) || is_up && !knows {
+            return;
+        }
+        let Some(m) = self.accepted.get_mut(key) else { return };
+        m.agreement.step(Event::LinkGone { link: earlier, now: sys::now_ns() });
+        let due = m.agreement.due();
+        self.wait_until(due);
     }
 
     /// A connection that two processes claim stays on TCP, or goes back there, for good.

@@ -279,3 +279,40 @@ fn a_slot_that_only_one_end_has_left_is_in_nobodys_way() {
         rig.finish();
     }
 }
+
+/// An offer was on its way when the connector gave the link up, which its peer takes for broken. The
+/// connection is offered again on the next link; also by a peer that does not know yet.
+#[test]
+fn an_offer_on_a_link_that_was_given_up_is_made_again() {
+    for knows in [true, false] {
+        let mut rig = Rig::new(Order::Prompt, Model::ROCE, 2);
+        let first = rig.connect(0, 1);
+        rig.promoted(first);
+        let i = rig.connect(0, 1);
+        // The connector tells of it, and hears nothing more.
+        rig.hosts[1].stopped = true;
+        rig.until("it is told of", |r| {
+            r.send(i, C, 700);
+            r.remote(0).connected.iter().any(|(_, _, m)| m.agreement.is_told(0))
+        });
+        rig.hosts[0].stopped = true;
+        rig.hosts[1].stopped = false;
+        rig.until("it is offered", |r| {
+            r.chat(i);
+            let links = r.remote(1).links.iter().flatten();
+            links.flat_map(|l| &l.conns).any(|c| c.slot.state == SlotState::Offered)
+        });
+        // Nothing else holds the link.
+        [C, A].into_iter().for_each(|side| rig.close(first, side));
+        rig.hosts[1].stopped = !knows;
+        let at = rig.remote(0).links.iter().position(Option::is_some).unwrap();
+        rig.remote(0).on_link_fault(at, link::Fault::Over);
+        rig.settle();
+        rig.hosts[0].stopped = false;
+        rig.settle();
+        rig.hosts[1].stopped = false;
+        rig.promoted(i);
+        rig.exchange(i, 20_000);
+        rig.finish();
+    }
+}
