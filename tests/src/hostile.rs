@@ -301,8 +301,9 @@ impl Place {
     pub fn await_fast(&self, process: &Proc, local: u16) -> Verdict {
         let end = Instant::now() + patience();
         loop {
-            let list = self.build.connections(process.pid())?;
-            let mine = list.iter().find(|c| c.local_port == local);
+            // (It may not have said yet what it is.)
+            let list = self.build.connections(process.pid());
+            let mine = list.iter().flatten().find(|c| c.local_port == local);
             if mine.is_some_and(|c| c.is_on(self.build.path)) {
                 return Ok(());
             }

@@ -211,16 +211,18 @@ impl Pace {
 /// Warnings of peers: one in so long.
 const PEERS_NS: u64 = 1_000_000_000;
 static PEERS: Pace = Pace::new();
-/// Lines of warnings of peers.
 #[cfg(test)]
-pub(crate) static LINES_OF_PEERS: AtomicU32 = AtomicU32::new(0);
+std::thread_local! {
+    /// Lines of warnings of peers that this thread has logged.
+    pub(crate) static LINES_OF_PEERS: core::cell::Cell<u32> = const { core::cell::Cell::new(0) };
+}
 
 /// A warning of what a peer does, unless there was one within a second.
 #[cold]
 pub(crate) fn of_peer(text: fmt::Arguments<'_>) {
     let Some(unsaid) = PEERS.may(sys::now_ns(), PEERS_NS) else { return };
     #[cfg(test)]
-    LINES_OF_PEERS.fetch_add(1, Relaxed);
+    LINES_OF_PEERS.set(LINES_OF_PEERS.get() + 1);
     match unsaid {
         0 => log(LogLevel::Warn, text),
         n => log(LogLevel::Warn, format_args!("{text} (and {n} warnings of peers before)")),

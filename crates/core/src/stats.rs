@@ -198,9 +198,24 @@ pub(crate) fn close(r: &'static ConnRecord) {
     }
 }
 
+#[cfg(test)]
+std::thread_local! {
+    /// What this thread has counted: other tests count at the same time.
+    static COUNTED: [core::cell::Cell<u64>; netacc_control::stats::COUNTER_SLOTS] =
+        const { [const { core::cell::Cell::new(0) }; netacc_control::stats::COUNTER_SLOTS] };
+}
+
+/// How often this thread has counted it, by [`count`].
+#[cfg(test)]
+pub(crate) fn counted_here(counter: Counter) -> u64 {
+    COUNTED.with(|counted| counted[counter as usize].get())
+}
+
 /// Counts one.
 #[inline]
 pub(crate) fn count(counter: Counter) {
+    #[cfg(test)]
+    COUNTED.with(|counted| counted[counter as usize].set(counted[counter as usize].get() + 1));
     if let Some(h) = header() {
         h.count(counter);
     }

@@ -118,11 +118,7 @@ fn doorbells_and_redis(place: &Place, how: &str) -> Verdict {
     else {
         return skip("no redis-server");
     };
-    // A port that is free now.
-    let probe = sys::socket(libc::AF_INET, libc::SOCK_STREAM, 0).map_err(|e| format!("{e:?}"))?;
-    let _ = sys::bind(probe, sys::home());
-    let port = sys::getsockname(probe).map_err(|e| format!("{e:?}"))?.port();
-    let _ = sys::close(probe);
+    let port = super::words::free_port();
     let words: Vec<String> = [
         redis,
         "--port",

@@ -1,7 +1,9 @@
 //! Peers that break the rules on live connections, many at once: what the victim's trace has of it
 //! when the victim has ended in order.
 
-use super::words::{Shared, ask_and_hear, dial_into_slot, layout, redis, sleep_after, wake_all};
+use super::words::{
+    Shared, ask_and_hear, dial_into_slot, layout, redis, sleep_after, until_written, wake_all,
+};
 use super::{ATTACKER, Place, THIRD, Test, Verdict, expect, patience};
 use crate::sys::{self, Fd};
 use std::process::Command;
@@ -33,7 +35,7 @@ fn trace(place: &Place, words: &[&str]) -> String {
 fn burst(place: &Place, count: usize) -> Verdict {
     let (mut server, port) = redis(place)?;
     let mut attacker = place.start(ATTACKER, &["write-tails", &port, &count.to_string()]);
-    attacker.await_line("written")?;
+    until_written(&mut attacker)?;
     // Each of them is told of, and no other.
     let pid = server.pid().to_string();
     let seen = || trace(place, &["show", "-p", &pid, "--json"]);
@@ -75,8 +77,14 @@ fn burst(place: &Place, count: usize) -> Verdict {
 /// Connections on shared memory, all of which have sent more than a ring holds, by their words.
 fn write_tails(port: u16, count: usize) {
     let mut exchange = ask_and_hear(b"PING\r\n", 7);
-    let all: Vec<(Fd, Shared, usize)> =
-        (0..count).map(|_| dial_into_slot(port, &mut exchange)).collect();
+    let all: Vec<(Fd, Shared, usize)> = (0..count)
+        .map(|made| {
+            if made % 10 == 0 {
+                println!("connections {made}");
+            }
+            dial_into_slot(port, &mut exchange)
+        })
+        .collect();
     for (_, channel, slot) in all {
         // (Its own direction: who accepts has the other one.)
         channel.slot_word(slot, 1, layout::TAIL).fetch_xor(1 << 32, SeqCst);

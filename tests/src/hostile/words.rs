@@ -75,7 +75,7 @@ fn closed(place: &Place) -> Verdict {
     let first = place.stream(port)?;
     for _ in 0..3 {
         let mut attacker = place.start(ATTACKER, &["write-closed", &port.to_string()]);
-        attacker.await_line("written")?;
+        until_written(&mut attacker)?;
         // The next peer would get the memory, while the server still writes to the old connection.
         let third = place.stream(port)?;
         attacker.order("go on");
@@ -95,7 +95,7 @@ fn one_word(place: &Place, kind: &str) -> Verdict {
         let (port, from, count) = (port.to_string(), from.to_string(), BATCH.to_string());
         let words = ["write-one-each", &port, &from, &count];
         let mut attacker = place.start(ATTACKER, &words);
-        attacker.await_line("written")?;
+        until_written(&mut attacker)?;
         // The attacker sleeps, and its connections are open.
         server.must_live("the server")?;
         let beside_a_stream = 1;
@@ -126,7 +126,7 @@ fn one_word_client(place: &Place) -> Verdict {
         let port: u16 = attacker.number("port")?;
         let words = ["clients-with-timeouts", &port.to_string(), &count];
         let mut victim = place.start(VICTIM, &words);
-        attacker.await_line("written")?;
+        until_written(&mut attacker)?;
         // Each call ends by itself, with the time-out or an error, and none burns the CPU till
         // then.
         victim.must_rest_but(2, &format!("clients, lies {from} and {count} more"))?;
@@ -155,15 +155,27 @@ fn seed() -> String {
     std::env::var("NETACC_TEST_SEED").unwrap_or_else(|_| "1".into())
 }
 
-/// The attacker says how far it has come.
-fn until_written(attacker: &mut Proc) -> Verdict {
+/// The attacker says how far it has come, each time within the suite's patience.
+pub(super) fn until_written(attacker: &mut Proc) -> Verdict {
     loop {
         let line = attacker.line()?;
         match line.split_once(' ') {
-            Some(("words", _)) => {}
+            Some(("words" | "connections", _)) => {}
             _ => return expect(line == "written", || format!("the attacker: {line}")),
         }
     }
+}
+
+/// A port that was free a moment ago, and that the kernel gives to nobody by itself.
+pub(super) fn free_port() -> u16 {
+    let first = 21_000 + (std::process::id() % 4000) as u16;
+    let is_free = |port: &u16| {
+        let fd = sys::socket(libc::AF_INET, libc::SOCK_STREAM, 0).expect("socket");
+        let bound = sys::bind(fd, sys::home().with_port(*port)).is_ok();
+        let _ = sys::close(fd);
+        bound
+    };
+    (first..first + 4000).find(is_free).expect("a free port")
 }
 
 /// A Redis that takes connections, and its port.
@@ -174,11 +186,7 @@ pub(super) fn redis(place: &Place) -> Result<(Proc, String), Not> {
     else {
         return Err(Not::Skipped("no redis-server".into()));
     };
-    // A port that was free a moment ago.
-    let fd = sys::socket(libc::AF_INET, libc::SOCK_STREAM, 0).expect("socket");
-    sys::bind(fd, sys::home()).expect("bind");
-    let port = sys::getsockname(fd).expect("name").port().to_string();
-    let _ = sys::close(fd);
+    let port = free_port().to_string();
     let words = [redis, "--port", &port, "--save", "", "--appendonly", "no", "--hz", "1"];
     let mut server = place.start_program(VICTIM, &words.map(String::from), |_| ());
     while !server.line()?.contains("eady to accept") {}
@@ -358,6 +366,7 @@ fn write_closed(port: u16) {
     let mut kept = Vec::new();
     for _ in 0..3 {
         kept.push(dial_into_slot(port, &mut echo));
+        println!("connections {}", kept.len());
     }
     for (fd, channel, slot) in &kept {
         let _ = sys::send(*fd, &SUBSCRIBE, libc::MSG_NOSIGNAL);
@@ -367,8 +376,7 @@ fn write_closed(port: u16) {
         }
     }
     // A new connection has the acceptor look at the slots.
-    let fd = dial_quietly(port);
-    let _ = slot_of(fd, &mut echo);
+    let (fd, ..) = dial_into_slot(port, &mut echo);
     let _ = sys::close(fd);
     sys::sleep_ms(20);
     // Without the library's knowledge: the link to the victim ends, the connections stay.
@@ -541,7 +549,8 @@ fn lie(word: &AtomicU64, kind: u8) {
 /// `from`, `count`: which of the lies.
 fn write_one_each(port: u16, from: usize, count: usize) {
     let mut echo = ask_and_hear(&[7; 64], 64);
-    for one in lies().into_iter().skip(from).take(count) {
+    for (made, one) in lies().into_iter().skip(from).take(count).enumerate() {
+        println!("connections {made}");
         let fd = dial_quietly(port);
         let found = slot_of(fd, &mut echo);
         write_one(found, one, fd);
@@ -558,7 +567,8 @@ fn write_one_each_as_server(from: usize, count: usize) {
     let port = listener();
     let lies: Vec<_> = lies().into_iter().skip(from).take(count).collect();
     let mut slots = Vec::new();
-    for _ in &lies {
+    for made in 0..lies.len() {
+        println!("connections {made}");
         let fd = sys::accept(port).expect("accept");
         // Answers what the client sends, until the connection is in a slot.
         let mut echo = |fd| {

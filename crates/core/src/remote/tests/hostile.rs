@@ -260,7 +260,13 @@ fn as_acceptor(frames: &[Message]) -> Result<Vec<Message>, Vec<Message>> {
     let mut rig = Rig::new(Order::Prompt, Model::ROCE, 2);
     let honest = rig.connect(0, 1);
     rig.promoted(honest);
-    let app = tcp(SocketAddr::new(stranger(), 0));
+    let app = loop {
+        let app = tcp(SocketAddr::new(stranger(), 0));
+        if are_link_ports_free(name(app, false)) {
+            break app;
+        }
+        assert!(sys::close(app) >= 0);
+    };
     assert!(sys::listen(app, 8) >= 0);
     let to = name(app, false);
     let links = tcp(SocketAddr::new(stranger(), destinations::link_port(to.port(), 0)));

@@ -245,14 +245,14 @@ fn who_comes_when_much_is_to_be_said_to_the_peer_is_told_of() {
 #[test]
 fn wrong_claims_lock_their_host_out_and_are_told_of_once_a_second() {
     let mut rig = Rig::new(Order::Prompt, Model::ROCE, 3);
-    let (from, lines) = (rig.hosts[0].address, || crate::log::LINES_OF_PEERS.load(Relaxed));
+    let (from, lines) = (rig.hosts[0].address, || crate::log::LINES_OF_PEERS.get());
     let other = rig.connect(2, 1);
     rig.promoted(other);
     let port = name(rig.hosts[1].listener, false).port();
     let at = name(rig.remote(1).listeners[0].fd, false);
     let mut liar = greeted(&mut rig, 1, from, at, port);
     let (began, before) = (sys::now_ns(), lines());
-    let failures = || stats::header().map_or(0, |h| h.counter(Counter::AuthFailures));
+    let failures = || stats::counted_here(Counter::AuthFailures);
     let counted = failures();
     let claim = |rig: &mut Rig, liar: &mut Stranger, token, by: u32| {
         let i = rig.connect(0, 1);
@@ -297,7 +297,7 @@ fn wrong_claims_lock_their_host_out_and_are_told_of_once_a_second() {
 fn whatever_strangers_do_is_one_line_a_second() {
     let (mut rig, at, port) = server(2);
     let from = rig.hosts[0].address;
-    let (began, before) = (sys::now_ns(), crate::log::LINES_OF_PEERS.load(Relaxed));
+    let (began, before) = (sys::now_ns(), crate::log::LINES_OF_PEERS.get());
     for n in 0..60 {
         let peer = greeted(&mut rig, n, host(n % 7), at, port);
         peer.say(Message::OfferLane(OfferLane {
@@ -321,7 +321,7 @@ fn whatever_strangers_do_is_one_line_a_second() {
         rig.settle();
     }
     let seconds = (sys::now_ns() - began) / 1_000_000_000;
-    let lines = crate::log::LINES_OF_PEERS.load(Relaxed) - before;
+    let lines = crate::log::LINES_OF_PEERS.get() - before;
     assert!(u64::from(lines) <= seconds + 1, "{lines} lines in {seconds} s");
     rig.finish();
 }

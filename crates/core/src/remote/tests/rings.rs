@@ -507,7 +507,7 @@ fn the_wish_is_refused_until_there_is_memory_and_asked_for_ever_more_rarely() {
         let i = connected(&mut rig, 0, 1);
         sent_unread(&mut rig, i, &[C], UNREAD);
         rig.exchange(i, UNREAD);
-        let refused = || stats::header().map_or(0, |h| h.counter(Counter::OffersRefused));
+        let refused = || stats::counted_here(Counter::OffersRefused);
         let before = refused();
         for _ in 0..600 {
             rig.chat(i);

@@ -11,7 +11,7 @@ use netacc_proto::rendezvous::{Candidate, HostHello, Message, Proof, Role, commi
 mod told;
 
 fn failures() -> u64 {
-    stats::header().map_or(0, |h| h.counter(Counter::AuthFailures))
+    stats::counted_here(Counter::AuthFailures)
 }
 
 /// A process that knows a connection's addresses, and not its SYN, is not believed, whatever else
