@@ -280,7 +280,7 @@ fn a_slot_that_only_one_end_has_left_is_in_nobodys_way() {
     }
 }
 
-/// An offer was on its way when the connector gave the link up, which its peer takes for broken. The
+/// An offer was on its way when the connector gave the link up; its peer takes that for broken. The
 /// connection is offered again on the next link; also by a peer that does not know yet.
 #[test]
 fn an_offer_on_a_link_that_was_given_up_is_made_again() {
