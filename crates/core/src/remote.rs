@@ -83,7 +83,7 @@ use core::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, AtomicU64, Ordering::
 use libc::epoll_event;
 use netacc_control::stats::Reason;
 use netacc_proto::agreement::Agreement;
-use netacc_proto::rendezvous::{Proof, Tuple};
+use netacc_proto::rendezvous::{Candidate, Proof, Tuple};
 
 /// By the so many-th call of a connection the kernel has said how long its packets may be, or never
 /// does.
@@ -444,6 +444,14 @@ struct Theirs {
     /// and how often it was.
     again_at: u64,
     tries: u8,
+}
+
+impl Theirs {
+    /// As it is claimed on that link.
+    fn of(link: usize, c: &Candidate) -> Theirs {
+        let Candidate { token, proof, class, fills, .. } = *c;
+        Theirs { link, token, proof, class, fills, has_less: false, again_at: 0, tries: 0 }
+    }
 }
 
 /// Everything that the thread owns.

@@ -3,7 +3,7 @@
 
 use super::link::{Conn, Fault, Link};
 use super::shares::{PART, Source};
-use super::{Mine, PENDING, Remote, Theirs};
+use super::{PENDING, Remote, Theirs};
 use crate::log::warn_of_peer;
 use crate::socket::Socket;
 use crate::syn::Said;
@@ -11,7 +11,7 @@ use crate::tuple_table::Key;
 use crate::{stats, sys};
 use core::sync::atomic::Ordering::*;
 use netacc_control::stats::{Counter, Reason};
-use netacc_proto::agreement::{Agreement, Event};
+use netacc_proto::agreement::{Agreement, Event, SlotState};
 use netacc_proto::rendezvous::{self as proto, Message, Peers, Proof, Role, Tuple};
 
 impl Remote {
@@ -38,7 +38,6 @@ impl Remote {
             stats::count(Counter::AuthFailures);
             return self.send(i, Message::Withdraw { token: c.token });
         }
-        self.forget_earlier_offer(i, c, &tuple);
         let anothers = self.stamp_of_anothers(i, &tuple);
         // (One that fits is heard all the same, and one that is said later: its owner may have to
         // share his host with who guesses.)
@@ -51,17 +50,26 @@ impl Remote {
         if let Some(stamp) = anothers.filter(|s| !c.proof.fits(*s)) {
             return self.hear_of_anothers(i, c, stamp);
         }
+        if anothers.is_some() {
+            self.forget_earlier_offer(i, &tuple);
+        }
         // Two claims to one connection, and no more is known: neither is believed, now or later
         // (users of one host could claim each other's).
         if Agreement::is_contested(Peers::TwoHosts, 1 + usize::from(self.has_rival(i, &tuple))) {
             self.send(i, Message::Withdraw { token: c.token });
             return self.contest(&tuple);
         }
-        let (token, proof, class, fills) = (c.token, c.proof, c.class, c.fills);
-        let (has_less, again_at, tries) = (false, 0, 0);
-        let claim = Theirs { link: i, token, proof, class, fills, has_less, again_at, tries };
-        self.add_candidate(tuple, claim);
+        self.add_candidate(tuple, Theirs::of(i, c));
         self.agree(tuple);
+    }
+
+    /// Of a claim that says its proof later: whether it is kept until then, though the connection
+    /// has been offered.
+    pub(super) fn keep_until_shown(&mut self, i: usize, c: &proto::Candidate) {
+        let tuple = c.tuple.mirrored();
+        if self.earlier_offer(i, &tuple).is_some() {
+            self.add_candidate(tuple, Theirs::of(i, c));
+        }
     }
 
     pub(super) fn add_candidate(&mut self, tuple: Tuple, theirs: Theirs) {
@@ -142,7 +150,7 @@ impl Remote {
 
     /// What the SYN of a connection said that another process has: it has shown that it knows that,
     /// and who claims it now and knows less costs the connection nothing.
-    fn stamp_of_anothers(&self, i: usize, tuple: &Tuple) -> Option<u32> {
+    pub(super) fn stamp_of_anothers(&self, i: usize, tuple: &Tuple) -> Option<u32> {
         match self.other_has(i, tuple).map(|s| s.syn.said()) {
             Some(Said::Stamp(stamp)) => Some(stamp),
             _ => None,
@@ -159,20 +167,24 @@ impl Remote {
         }
     }
 
-    /// The same of an offer that was made there, which nobody will answer: who has taken it up does
-    /// not claim the connection. (If the link comes back all the same, with the answer, that leaves
-    /// the ring again: [`Event::Accepted`]. As processes of one host could give each other's names,
-    /// the link has to be gone, or the claim to know the SYN.)
-    fn forget_earlier_offer(&mut self, i: usize, claim: &proto::Candidate, tuple: &Tuple) {
-        let offered = |m: &Mine| m.agreement.offered().filter(|o| *o != i);
-        let Some(key) = self.accepted.find(tuple, |m| offered(m).is_some()) else { return };
-        let Some((_, m)) = self.accepted.get(key) else { return };
-        let Some(earlier) = offered(m) else { return };
+    /// The link of an offer for the connection, if it is broken, and a link of the process of link
+    /// `i`: who has taken the offer up does not claim the connection, so nobody will answer it.
+    pub(super) fn earlier_offer(&self, i: usize, tuple: &Tuple) -> Option<(Key, usize)> {
         let process = |i| self.link(i).and_then(|l| l.hello).map(|h| h.process);
-        let knows = matches!(m.socket.syn.said(), Said::Stamp(stamp) if claim.proof.fits(stamp));
-        let is_up = self.link(earlier).is_some_and(Link::is_up);
-        if process(earlier) != process(i) || is_up && !knows {
-            return;
+        let key = self.accepted.find(tuple, |m| m.agreement.offered().is_some_and(|o| o != i))?;
+        let earlier = self.accepted.get(key)?.1.agreement.offered()?;
+        let is_its = process(earlier).is_some() && process(earlier) == process(i);
+        (is_its && !self.link(earlier).is_some_and(Link::is_up)).then_some((key, earlier))
+    }
+
+    /// It claims the connection, and knows its SYN (processes of one host could give each other's
+    /// names): the connection waits for another offer.
+    fn forget_earlier_offer(&mut self, i: usize, tuple: &Tuple) {
+        let Some((key, earlier)) = self.earlier_offer(i, tuple) else { return };
+        let conns = self.link_mut(earlier).into_iter().flat_map(|l| &mut l.conns);
+        for c in conns.filter(|c| c.slot.state == SlotState::Offered && c.waiting == key) {
+            // (The slot is taken back where the link is looked at.)
+            c.waiting = Key(u64::MAX);
         }
         let Some(m) = self.accepted.get_mut(key) else { return };
         m.agreement.step(Event::LinkGone { link: earlier, now: sys::now_ns() });

@@ -87,7 +87,10 @@ impl Remote {
     /// that does not say it, or not yet: if it says it then, two have claimed the connection.
     pub(super) fn hear_of_anothers(&mut self, i: usize, claim: &proto::Candidate, stamp: u32) {
         match claim.proof {
-            Proof::LATER => return self.commit_to(i, claim.token, stamp),
+            Proof::LATER => {
+                self.keep_until_shown(i, claim);
+                return self.commit_to(i, claim.token, stamp);
+            }
             // It says it as soon as this end has shown another one's.
             Proof::TOLD => return,
             _ => {}
@@ -99,6 +102,9 @@ impl Remote {
         );
         if claim.proof.knows() {
             self.shares.is_wrong(Source::of(from.ip()));
+        }
+        if let Some(key) = self.candidates.find_number(claim.token, |x| x.link == i) {
+            self.drop_candidate(key);
         }
         self.send(i, Message::Withdraw { token: claim.token });
     }
@@ -144,7 +150,13 @@ impl Remote {
             if theirs.link != i || theirs.proof != Proof::LATER {
                 continue;
             }
-            self.agree(tuple);
+            let token = theirs.token;
+            let stamp =
+                self.earlier_offer(i, &tuple).and_then(|_| self.stamp_of_anothers(i, &tuple));
+            match stamp {
+                Some(stamp) => self.commit_to(i, token, stamp),
+                None => self.agree(tuple),
+            }
             if self.link(i).is_none_or(|l| l.trust != Trust::None) {
                 return;
             }

@@ -1,6 +1,8 @@
 //! Links that break, and are resumed: in the middle of anything.
 
+use super::hostile::{Stranger, hello};
 use super::*;
+use netacc_proto::rendezvous::{Candidate, HostHello, Message};
 
 /// Whatever is under way, with the link broken `after` so many steps.
 fn in_the_middle(
@@ -286,24 +288,7 @@ fn a_slot_that_only_one_end_has_left_is_in_nobodys_way() {
 fn an_offer_on_a_link_that_was_given_up_is_made_again() {
     for knows in [true, false] {
         let mut rig = Rig::new(Order::Prompt, Model::ROCE, 2);
-        let first = rig.connect(0, 1);
-        rig.promoted(first);
-        let i = rig.connect(0, 1);
-        // The connector tells of it, and hears nothing more.
-        rig.hosts[1].stopped = true;
-        rig.until("it is told of", |r| {
-            r.send(i, C, 700);
-            r.remote(0).connected.iter().any(|(_, _, m)| m.agreement.is_told(0))
-        });
-        rig.hosts[0].stopped = true;
-        rig.hosts[1].stopped = false;
-        rig.until("it is offered", |r| {
-            r.chat(i);
-            let links = r.remote(1).links.iter().flatten();
-            links.flat_map(|l| &l.conns).any(|c| c.slot.state == SlotState::Offered)
-        });
-        // Nothing else holds the link.
-        [C, A].into_iter().for_each(|side| rig.close(first, side));
+        let i = offered_unheard(&mut rig);
         rig.hosts[1].stopped = !knows;
         let at = rig.remote(0).links.iter().position(Option::is_some).unwrap();
         rig.remote(0).on_link_fault(at, link::Fault::Over);
@@ -315,4 +300,106 @@ fn an_offer_on_a_link_that_was_given_up_is_made_again() {
         rig.exchange(i, 20_000);
         rig.finish();
     }
+}
+
+/// While the link of an offer is broken, who claims the connection in the connector's name, and
+/// does not know its SYN, costs it nothing.
+#[test]
+fn an_offer_on_a_broken_link_stays_whoever_claims_its_connection() {
+    let wrong = |stamp: u32| Proof { lowest: stamp.wrapping_add(100_000), span: 0 };
+    let lies: [&[&dyn Fn(u32) -> Proof]; 4] =
+        [&[&|_| Proof::NONE], &[&wrong], &[&|_| Proof::LATER, &wrong], &[&|_| Proof::TOLD]];
+    for lies in lies {
+        let mut rig = Rig::new(Order::Prompt, Model::ROCE, 2);
+        let i = offered_unheard(&mut rig);
+        rig.break_links(1);
+        rig.settle();
+        let at = name(rig.remote(1).listeners[0].fd, false);
+        let port = name(rig.hosts[1].listener, false).port();
+        let thief = Stranger::call(rig.hosts[0].address, at);
+        let process = rig.remote(0).process;
+        thief.say(Message::HostHello(HostHello { process, ..hello(Role::Connector, port) }));
+        rig.settle();
+        let tuple = rig.conns[i][C].socket.tuple();
+        let crate::syn::Said::Stamp(stamp) = rig.conns[i][A].socket.syn.said() else { panic!() };
+        for lie in lies {
+            let (token, proof) = (5, lie(stamp));
+            let (class, fills) = (0, false);
+            thief.say(Message::Candidate(Candidate { tuple, token, proof, class, fills }));
+            rig.settle();
+        }
+        let has = |r: &mut Rig| {
+            let all = r.remote(1).accepted.iter();
+            all.filter(|(_, _, m)| m.agreement.offered().is_some()).count()
+        };
+        assert_eq!(has(&mut rig), 1, "{}", rig.describe());
+        rig.hosts[0].stopped = false;
+        rig.promoted(i);
+        rig.exchange(i, 20_000);
+        drop(thief);
+        rig.finish();
+    }
+}
+
+/// The acceptor has committed itself to another connection's stamp on the next link, which is then
+/// closed.
+#[test]
+fn an_offer_on_a_link_that_was_given_up_waits_for_its_turn_to_be_shown() {
+    let mut rig = Rig::new(Order::Prompt, Model::ROCE, 2);
+    let other = rig.connect(0, 1);
+    for _ in 0..16 {
+        rig.send(other, C, 100);
+    }
+    rig.settle();
+    let i = offered_unheard(&mut rig);
+    let at = rig.remote(0).links.iter().position(Option::is_some).unwrap();
+    rig.remote(0).on_link_fault(at, link::Fault::Over);
+    rig.settle();
+    for _ in 0..16 {
+        while rig.receive(other, A, 30_000) > 0 {}
+        rig.send(other, A, 100);
+    }
+    rig.settle();
+    rig.hosts[0].stopped = false;
+    let is_committed = |l: &link::Link| matches!(l.trust, link::Trust::Committed { .. });
+    for _ in 0..10_000 {
+        if !rig.round() {
+            rig.pass();
+        }
+        if rig.remote(1).links.iter().flatten().any(|l| is_committed(l)) {
+            break;
+        }
+    }
+    rig.hosts[0].stopped = true;
+    rig.settle();
+    let kept = rig.remote(1).candidates.len();
+    assert_eq!(kept, 2, "{}", rig.describe());
+    rig.close(other, C);
+    rig.hosts[0].stopped = false;
+    rig.promoted(i);
+    rig.exchange(i, 20_000);
+    rig.finish();
+}
+
+/// A connection that has been offered; the connector is stopped, and does not know yet. It has no
+/// other.
+fn offered_unheard(rig: &mut Rig) -> usize {
+    let first = rig.connect(0, 1);
+    rig.promoted(first);
+    let i = rig.connect(0, 1);
+    rig.hosts[1].stopped = true;
+    rig.until("it is told of", |r| {
+        r.send(i, C, 700);
+        let tuple = r.conns[i][C].socket.tuple();
+        r.remote(0).connected.iter().any(|(_, t, m)| *t == tuple && m.agreement.is_told(0))
+    });
+    rig.hosts[0].stopped = true;
+    rig.hosts[1].stopped = false;
+    rig.until("it is offered", |r| {
+        r.chat(i);
+        let links = r.remote(1).links.iter().flatten();
+        links.flat_map(|l| &l.conns).any(|c| c.slot.state == SlotState::Offered)
+    });
+    [C, A].into_iter().for_each(|side| rig.close(first, side));
+    i
 }
